@@ -1,0 +1,82 @@
+"""Any file that libsndfile reads → mono 16 kHz blocks, in bounded memory.
+
+What the file is, its bytes decide; its name is never looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import soundfile
+import soxr
+
+from engine.dims import SAMPLE_RATE, Float32
+from engine.errors import BadSamples, EmptyAudio, UnsupportedAudio
+
+BLOCK_SECONDS = 1.0
+"""Seconds decoded at a time."""
+
+
+def read_blocks(path: Path) -> Iterator[Float32]:
+    """Decode `path` from its start.
+
+    Yields
+    ------
+    samples : float32 [n], mono, 16 kHz, n > 0
+        Channels are averaged. Several seconds may come as one block where the resampler holds samples back.
+
+    Raises
+    ------
+    EmptyAudio
+        Zero bytes or zero frames.
+    UnsupportedAudio
+        libsndfile does not know the form, or the data break off with nothing decoded.
+    BadSamples
+        A sample is NaN or infinite.
+    """
+    if path.stat().st_size == 0:
+        raise EmptyAudio("the file has no bytes")
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sound = soundfile.SoundFile(descriptor, closefd=True)
+    except soundfile.LibsndfileError as error:
+        os.close(descriptor)
+        raise UnsupportedAudio(f"libsndfile cannot read the file: {error.error_string}") from error
+    with sound:
+        yield from _resampled(sound)
+
+
+def _resampled(sound: soundfile.SoundFile) -> Iterator[Float32]:
+    resampler = None
+    if sound.samplerate != SAMPLE_RATE:
+        resampler = soxr.ResampleStream(sound.samplerate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+    n_samples = 0
+    for block in _mono(sound):
+        samples = block if resampler is None else resampler.resample_chunk(block)
+        n_samples += len(samples)
+        if len(samples):
+            yield samples
+    if resampler is not None:
+        samples = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        n_samples += len(samples)
+        if len(samples):
+            yield samples
+    if n_samples == 0:
+        raise EmptyAudio("the file holds no samples")
+
+
+def _mono(sound: soundfile.SoundFile) -> Iterator[Float32]:
+    block_frames = max(1, int(sound.samplerate * BLOCK_SECONDS))
+    while True:
+        try:
+            block = sound.read(block_frames, dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise UnsupportedAudio(f"libsndfile stopped in the data: {error.error_string}") from error
+        if not len(block):
+            return
+        if not np.isfinite(block).all():
+            raise BadSamples("the file holds samples that are no finite number")
+        yield np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))

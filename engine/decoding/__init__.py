@@ -1,0 +1,8 @@
+"""One window's tokens, chosen step by step."""
+
+from __future__ import annotations
+
+from engine.decoding.options import DecodingOptions
+from engine.decoding.task import DecodingResult, DecodingTask
+
+__all__ = ["DecodingOptions", "DecodingResult", "DecodingTask"]

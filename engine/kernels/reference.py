@@ -1,0 +1,102 @@
+"""The kernels in NumPy: plain, and the specification of every faster form.
+
+All arrays are float32 and C-contiguous unless said otherwise; outputs go to arrays that the caller owns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.dims import Float32
+from engine.quantization import Weight
+
+LAYER_NORM_EPSILON = 1e-5
+"""torch.nn.LayerNorm's default, which openai/whisper keeps."""
+
+GELU_TILE = 16_384
+"""Elements of GELU in one go: its four temporaries stay in a small core's second-level cache."""
+
+# erfc(z) = t (A1 + t (A2 + …)) exp(-z²), t = 1 / (1 + P z), z ≥ 0, error below 1.5e-7
+# (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26).
+ERF_P = 0.3275911
+ERF_A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+
+
+def linear(x: Float32, weight: Weight, bias: Float32 | None, out: Float32, scratch: Float32) -> None:
+    """out = x · weightᵀ + bias, expanding `weight` a tile of rows at a time.
+
+    Parameters
+    ----------
+    x : [n, cols]
+    weight : [rows, cols], any stored dtype
+    bias : [rows] or None
+    out : [n, rows]; may be a column slice of a wider array
+    scratch : flat, at least `cols` elements; the more, the larger the tiles
+    """
+    rows, cols = weight.data.shape
+    tile = rows if weight.data.dtype == np.float32 else max(1, scratch.size // cols)
+    for start in range(0, rows, tile):
+        stop = min(start + tile, rows)
+        np.matmul(x, weight.rows(start, stop).expand(scratch).T, out=out[:, start:stop])
+    if bias is not None:
+        out += bias
+
+
+def layer_norm(x: Float32, weight: Float32, bias: Float32, out: Float32) -> None:
+    """Normalise each row of x [n, state] into `out` [n, state], then scale by `weight` and shift by `bias` [state]."""
+    np.subtract(x, x.mean(axis=1, keepdims=True), out=out)
+    variance = np.einsum("ij,ij->i", out, out)[:, None] / np.float32(x.shape[1])
+    out /= np.sqrt(variance + np.float32(LAYER_NORM_EPSILON))
+    out *= weight
+    out += bias
+
+
+def gelu(x: Float32) -> None:
+    """x · Φ(x) in place, Φ the normal distribution's integral (the exact GELU, not the tanh form)."""
+    flat = x.reshape(-1)
+    for start in range(0, flat.size, GELU_TILE):
+        tile = flat[start : start + GELU_TILE]
+        magnitude = np.abs(tile)
+        t = 1.0 / (1.0 + np.float32(ERF_P / np.sqrt(2.0)) * magnitude)
+        tail = np.float32(ERF_A[4]) * t
+        for coefficient in ERF_A[3::-1]:
+            tail += np.float32(coefficient)
+            tail *= t
+        np.multiply(tile, tile, out=t)
+        t *= np.float32(-0.5)
+        tail *= np.exp(t, out=t)
+        tail *= magnitude
+        tail *= np.float32(0.5)
+        # x Φ(x) = max(x, 0) - |x| · erfc(|x| / √2) / 2
+        np.maximum(tile, 0.0, out=tile)
+        tile -= tail
+
+
+def softmax(scores: Float32) -> None:
+    """Softmax along the last axis, in place."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+
+
+def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32) -> None:
+    """Multi-head attention of every position to every other, a head and a tile of rows at a time; q becomes the result.
+
+    Parameters
+    ----------
+    q : [n, n_state], overwritten: row i holds what position i attended to
+    k, v : [n, n_state]
+    scores : [tile rows, n], scratch; the scores of all heads never exist together
+    """
+    n, n_state = q.shape
+    d_head = n_state // n_head
+    q *= np.float32(d_head**-0.5)
+    for head in range(n_head):
+        columns = slice(head * d_head, (head + 1) * d_head)
+        k_head, v_head = k[:, columns], v[:, columns]
+        for start in range(0, n, len(scores)):
+            rows = slice(start, min(start + len(scores), n))
+            tile = scores[: rows.stop - rows.start]
+            np.matmul(q[rows, columns], k_head.T, out=tile)
+            softmax(tile)
+            q[rows, columns] = tile @ v_head

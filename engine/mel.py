@@ -1,0 +1,153 @@
+"""Log-mel windows of a recording of any length, in the memory of one window.
+
+The reference (openai/whisper audio.py, transcribe.py) pads the whole file with a window of zeros, takes its
+log-mel and clips it at 8 below the file's maximum. Here a first pass finds that maximum and the number of
+samples; windows are then computed as they are needed, from a second pass. The frames are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from engine.dims import HOP_LENGTH, N_FFT, SAMPLE_RATE, Float32, ModelDimensions
+
+LOG_FLOOR = 1e-10
+"""Power below this counts as this (openai/whisper audio.py)."""
+DYNAMIC_RANGE = 8.0
+"""log10 units kept below the file's maximum (openai/whisper audio.py)."""
+TILE_FRAMES = 250
+"""Frames transformed at a time: 2.5 s, about 1 MB of scratch."""
+
+HALF_FFT = N_FFT // 2
+
+
+def mel_filters(n_mels: int) -> Float32:
+    """Slaney's mel filter bank, float32 [n_mels, N_FFT // 2 + 1].
+
+    The scale of Slaney's Auditory Toolbox (linear to 1 kHz, logarithmic above; area-normalised triangles), which
+    openai/whisper ships as mel_filters.npz.
+    """
+    hz_per_mel, break_hz, break_mel, log_step = 200.0 / 3, 1000.0, 15.0, np.log(6.4) / 27.0
+    top_mel = break_mel + np.log(SAMPLE_RATE / 2 / break_hz) / log_step
+    mels = np.linspace(0.0, top_mel, n_mels + 2)
+    hz = np.where(mels < break_mel, mels * hz_per_mel, break_hz * np.exp(log_step * (mels - break_mel)))
+    bins = np.linspace(0.0, SAMPLE_RATE / 2, HALF_FFT + 1)
+    ramps = hz[:, None] - bins
+    widths = np.diff(hz)
+    rising, falling = -ramps[:-2] / widths[:-1, None], ramps[2:] / widths[1:, None]
+    filters = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (hz[2:] - hz[:-2]))[:, None]
+    return filters.astype(np.float32)
+
+
+class _SampleReader:
+    """Samples by position from a stream that only moves forward; what lies behind is dropped."""
+
+    def __init__(self, blocks: Iterator[Float32]) -> None:
+        self._blocks = blocks
+        self._held: list[Float32] = []
+        self._origin = 0  # position of the first held sample
+        self._end = 0  # position after the last held sample
+        self.ended = False
+
+    @property
+    def n_samples(self) -> int:
+        """Samples seen so far; the recording's length once `ended`."""
+        return self._end
+
+    def take(self, start: int, stop: int) -> Float32:
+        """Samples `[start, stop)`; `start` never falls. Mirrored before 0 (torch's reflect), zero past the end."""
+        while self._end < stop and not self.ended:
+            block = next(self._blocks, None)
+            if block is None:
+                self.ended = True
+            else:
+                self._held.append(block)
+                self._end += len(block)
+        first = max(start, 0)
+        while len(self._held) > 1 and self._origin + len(self._held[0]) <= first:
+            self._origin += len(self._held.pop(0))
+        if len(self._held) > 1:
+            self._held = [np.concatenate(self._held)]
+        held = self._held[0] if self._held else np.zeros(0, np.float32)
+        samples = np.zeros(stop - first, np.float32)
+        inside = held[first - self._origin : stop - self._origin]
+        samples[: len(inside)] = inside
+        if start < 0:
+            samples = np.concatenate([samples[-start:0:-1], samples])
+        return samples
+
+
+class LogMel:
+    """The log-mel of one recording.
+
+    Parameters
+    ----------
+    open_blocks : callable giving an iterator of float32 [n] blocks, mono, 16 kHz
+        Called twice; both passes must give the same samples.
+    dims : ModelDimensions
+        `n_mels` and the window's length in frames.
+
+    Attributes
+    ----------
+    n_samples : int
+    n_frames : int
+        Whole frames of content, 10 ms each.
+
+    Raises
+    ------
+    AudioError
+        From `open_blocks`, on either pass.
+    """
+
+    def __init__(self, open_blocks: Callable[[], Iterator[Float32]], dims: ModelDimensions) -> None:
+        self._dims = dims
+        self._filters = np.ascontiguousarray(mel_filters(dims.n_mels).T)
+        hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)
+        self._hann = hann.astype(np.float32)
+        self._peak, self.n_samples = self._scan(_SampleReader(open_blocks()))
+        self.n_frames = self.n_samples // HOP_LENGTH
+        self._reader = _SampleReader(open_blocks())
+        self._window = np.zeros((dims.n_frames, dims.n_mels), np.float32)
+
+    @property
+    def seconds(self) -> float:
+        return self.n_samples / SAMPLE_RATE
+
+    def window(self, seek: int) -> Float32:
+        """The window that starts at frame `seek`, which never falls from call to call.
+
+        Returns
+        -------
+        log_mel : float32 [dims.n_frames, dims.n_mels], time first
+            Normalised as the reference does; frames past the recording's end are 0. One buffer, overwritten by
+            the next call.
+        """
+        content = min(self._dims.n_frames, self.n_frames - seek)
+        self._window[content:] = 0.0
+        for tile in range(0, content, TILE_FRAMES):
+            stop = min(tile + TILE_FRAMES, content)
+            log_mel = self._frames(self._reader, seek + tile, seek + stop)
+            np.maximum(log_mel, self._peak - DYNAMIC_RANGE, out=log_mel)
+            np.multiply(np.add(log_mel, 4.0, out=log_mel), 0.25, out=self._window[tile:stop])
+        return self._window
+
+    def _scan(self, reader: _SampleReader) -> tuple[np.float32, int]:
+        peak = np.float32(np.log10(LOG_FLOOR))  # the zeros that follow the file in the reference
+        frame = 0
+        # The last frame to hold a sample starts less than half a transform after the end.
+        while not reader.ended or frame * HOP_LENGTH - HALF_FFT < reader.n_samples:
+            peak = max(peak, self._frames(reader, frame, frame + TILE_FRAMES).max())
+            frame += TILE_FRAMES
+        return peak, reader.n_samples
+
+    def _frames(self, reader: _SampleReader, start: int, stop: int) -> Float32:
+        """log10 of the mel power of frames `[start, stop)`, float32 [stop - start, n_mels]."""
+        samples = reader.take(start * HOP_LENGTH - HALF_FFT, (stop - 1) * HOP_LENGTH + HALF_FFT)
+        framed = np.lib.stride_tricks.sliding_window_view(samples, N_FFT)[::HOP_LENGTH]
+        spectrum = np.fft.rfft(framed * self._hann)
+        power = np.square(spectrum.real) + np.square(spectrum.imag)
+        mel = power.astype(np.float32, copy=False) @ self._filters
+        log_mel: Float32 = np.log10(np.maximum(mel, LOG_FLOOR, out=mel), out=mel)
+        return log_mel

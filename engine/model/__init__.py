@@ -1,0 +1,7 @@
+"""The two stacks of Whisper over a shard store."""
+
+from __future__ import annotations
+
+from engine.model.whisper import Whisper
+
+__all__ = ["Whisper"]

@@ -1,0 +1,128 @@
+"""`TextDecoder`: tokens and a window's cross K/V → logits, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.dims import Float32
+from engine.errors import NonFiniteLogits
+from engine.kernels import reference as kernels
+from engine.kv_cache import CrossKVCache, SelfKVCache
+from engine.model.encoder import vector
+from engine.quantization import Weight
+from engine.shards.store import ShardStore
+from engine.timings import LayerTimings
+
+
+class TextDecoder:
+    """The decoder of openai/whisper model.py.
+
+    Parameters
+    ----------
+    store : ShardStore
+    self_kv, cross_kv : the caches of one policy
+    scratch : float32, flat
+        Where weights are expanded.
+    """
+
+    def __init__(self, store: ShardStore, self_kv: SelfKVCache, cross_kv: CrossKVCache, scratch: Float32) -> None:
+        self._store = store
+        self._dims = store.dims
+        self._self_kv = self_kv
+        self._cross_kv = cross_kv
+        self._scratch = scratch
+
+    def begin_window(self, audio_features: Float32, spare: Float32, timings: LayerTimings) -> None:
+        """Compute the cross K/V of every layer and forget all tokens.
+
+        Parameters
+        ----------
+        audio_features : float32 [n_audio_ctx, n_audio_state]
+        spare : float32 [2, n_audio_ctx, n_audio_state], overwritten
+        """
+        self.restart()
+        k, v = spare
+        for layer in range(self._dims.n_text_layer):
+            with self._store.layer("decoder", str(layer), timings) as weights:
+                self._project_cross(audio_features, weights, k, v)
+            self._cross_kv.fill(layer, k, v)
+
+    def _project_cross(self, audio_features: Float32, weights: dict[str, Weight], k: Float32, v: Float32) -> None:
+        kernels.linear(audio_features, weights["cross_attn.key.weight"], None, k, self._scratch)
+        value_bias = vector(weights, "cross_attn.value.bias")
+        kernels.linear(audio_features, weights["cross_attn.value.weight"], value_bias, v, self._scratch)
+
+    def restart(self) -> None:
+        """Forget all tokens; the window's cross K/V stay, for another attempt at the same window."""
+        self._self_kv.reset()
+
+    def step(self, tokens: Sequence[int], positions: Sequence[int], timings: LayerTimings) -> Float32:
+        """Feed `tokens` after those fed before, and project some of them.
+
+        Parameters
+        ----------
+        tokens : n token ids; several at once only as a window's first step (prefill)
+        positions : which of the n to give logits for; the projection is by far the largest product of a step
+
+        Returns
+        -------
+        logits : float32 [len(positions), n_vocab]
+
+        Raises
+        ------
+        ValueError
+            The tokens do not fit `n_text_ctx`.
+        NonFiniteLogits
+            A logit is NaN or infinite.
+        """
+        with self._store.layer("decoder", "embedding", timings) as weights:
+            x = self._embed(tokens, weights)
+        for layer in range(self._dims.n_text_layer):
+            with self._store.layer("decoder", str(layer), timings) as weights:
+                self._block(x, layer, weights)
+        self._self_kv.advance(len(tokens))
+        with self._store.layer("decoder", "embedding", timings) as weights:
+            return self._logits(x[list(positions)], weights)
+
+    def _embed(self, tokens: Sequence[int], weights: dict[str, Weight]) -> Float32:
+        start = self._self_kv.length
+        table = weights["token_embedding.weight"]
+        x: Float32 = np.empty((len(tokens), self._dims.n_text_state), np.float32)
+        for row, token in enumerate(tokens):
+            x[row] = table.rows(token, token + 1).expand(self._scratch)[0]
+        x += weights["positional_embedding"].data[start : start + len(tokens)]
+        return x
+
+    def _block(self, x: Float32, layer: int, weights: dict[str, Weight]) -> None:
+        """One residual block on x [n, n_state], in place."""
+        y = np.empty_like(x)
+
+        def project(source: Float32, name: str, has_bias: bool = True) -> Float32:
+            weight = weights[f"{name}.weight"]
+            out: Float32 = np.empty((len(source), len(weight.data)), np.float32)
+            bias = vector(weights, f"{name}.bias") if has_bias else None
+            kernels.linear(source, weight, bias, out, self._scratch)
+            return out
+
+        def norm(name: str) -> None:
+            kernels.layer_norm(x, vector(weights, f"{name}.weight"), vector(weights, f"{name}.bias"), y)
+
+        norm("attn_ln")
+        self._self_kv.append(layer, project(y, "attn.key", has_bias=False), project(y, "attn.value"))
+        x += project(self._self_kv.attend(layer, project(y, "attn.query")), "attn.out")
+        norm("cross_attn_ln")
+        x += project(self._cross_kv.attend(layer, project(y, "cross_attn.query")), "cross_attn.out")
+        norm("mlp_ln")
+        hidden = project(y, "mlp.0")
+        kernels.gelu(hidden)
+        x += project(hidden, "mlp.2")
+
+    def _logits(self, x: Float32, weights: dict[str, Weight]) -> Float32:
+        kernels.layer_norm(x, vector(weights, "ln.weight"), vector(weights, "ln.bias"), x)
+        logits: Float32 = np.empty((len(x), self._dims.n_vocab), np.float32)
+        kernels.linear(x, weights["token_embedding.weight"], None, logits, self._scratch)
+        if not np.isfinite(logits).all():
+            raise NonFiniteLogits("the decoder's logits are not finite: the weights or the arithmetic are broken")
+        return logits

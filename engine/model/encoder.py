@@ -1,0 +1,130 @@
+"""`AudioEncoder`: a log-mel window → audio features, layer by layer, in five fixed buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.dims import Float32
+from engine.kernels import reference as kernels
+from engine.quantization import Weight
+from engine.shards.store import ShardStore
+from engine.timings import LayerTimings
+
+SCORE_ROWS = 256
+"""Rows of attention scores that exist at a time: 1.5 MB for 1500 positions."""
+CONV_ROWS = 250
+"""Positions of a convolution computed at a time."""
+
+
+class AudioEncoder:
+    """The encoder of openai/whisper model.py.
+
+    Parameters
+    ----------
+    store : ShardStore
+    scratch : float32, flat, at least n_state² and 3 · n_state · n_state elements
+        Where weights are expanded.
+    """
+
+    def __init__(self, store: ShardStore, scratch: Float32) -> None:
+        self._store = store
+        self._dims = dims = store.dims
+        self._scratch = scratch
+        shape = (dims.n_audio_ctx, dims.n_audio_state)
+        self._x: Float32 = np.zeros(shape, np.float32)
+        self._buffers: Float32 = np.zeros((4, *shape), np.float32)
+        self._scores: Float32 = np.zeros((min(SCORE_ROWS, dims.n_audio_ctx), dims.n_audio_ctx), np.float32)
+
+    @property
+    def spare(self) -> Float32:
+        """Two buffers, float32 [2, n_audio_ctx, n_audio_state], free for any use between two calls of `encode`."""
+        return self._buffers[:2]
+
+    def encode(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> Float32:
+        """Audio features of one window.
+
+        Parameters
+        ----------
+        log_mel : float32 [n_frames, n_mels], time first
+        check : callable
+            Called before every layer; what it raises ends the work.
+
+        Returns
+        -------
+        audio_features : float32 [n_audio_ctx, n_audio_state]
+            A buffer of the encoder, overwritten by the next call.
+        """
+        with self._store.layer("encoder", "stem", timings) as weights:
+            self._stem(log_mel, weights)
+        for layer in range(self._dims.n_audio_layer):
+            check()
+            with self._store.layer("encoder", str(layer), timings) as weights:
+                self._block(weights)
+        with self._store.layer("encoder", "ln_post", timings) as weights:
+            self._norm(weights, "ln_post", self._x)
+        return self._x
+
+    def _stem(self, log_mel: Float32, weights: dict[str, Weight]) -> None:
+        """Two convolutions, GELU after each, then the position encodings."""
+        n_frames, n_state = self._dims.n_frames, self._dims.n_audio_state
+        hidden = self._buffers[:2].reshape(n_frames, n_state)
+        self._convolve(log_mel, weights["conv1.weight"], weights["conv1.bias"], 1, hidden)
+        self._convolve(hidden, weights["conv2.weight"], weights["conv2.bias"], 2, self._x)
+        self._x += weights["positional_embedding"].expand(self._buffers[2].reshape(-1))
+
+    def _convolve(self, x: Float32, weight: Weight, bias: Weight, stride: int, out: Float32) -> None:
+        """out [n // stride, n_state] = GELU of the width-3 convolution of x [n, channels], padded by one."""
+        n_state, channels, width = weight.data.shape
+        # [n_state, channels, 3] → [n_state, 3 · channels], so that three rows of x, end to end, are one row of input
+        kernel = self._scratch[: weight.data.size].reshape(n_state, width, channels)
+        np.copyto(kernel, weight.data.transpose(0, 2, 1))
+        kernel = kernel.reshape(n_state, width * channels)
+        patches = np.zeros((CONV_ROWS, width * channels), np.float32)
+        for start in range(0, len(out), CONV_ROWS):
+            rows = min(CONV_ROWS, len(out) - start)
+            for tap in range(width):
+                columns = slice(tap * channels, (tap + 1) * channels)
+                first = start * stride + tap - 1
+                before = 1 if first < 0 else 0  # the row before the first is padding, and so is the one after the last
+                taken = x[first + before * stride : first + (rows - 1) * stride + 1 : stride]
+                patches[:before, columns] = 0.0
+                patches[before : before + len(taken), columns] = taken
+                patches[before + len(taken) : rows, columns] = 0.0
+            tile = out[start : start + rows]
+            np.matmul(patches[:rows], kernel.T, out=tile)
+            tile += bias.data
+            kernels.gelu(tile)
+
+    def _block(self, weights: dict[str, Weight]) -> None:
+        """One residual block: self-attention, then the two-layer network, its hidden width a part at a time."""
+        x, scratch = self._x, self._scratch
+        y, q, k, v = self._buffers
+        self._norm(weights, "attn_ln", y)
+        kernels.linear(y, weights["attn.query.weight"], vector(weights, "attn.query.bias"), q, scratch)
+        kernels.linear(y, weights["attn.key.weight"], None, k, scratch)
+        kernels.linear(y, weights["attn.value.weight"], vector(weights, "attn.value.bias"), v, scratch)
+        kernels.attention(q, k, v, self._dims.n_audio_head, self._scores)
+        kernels.linear(q, weights["attn.out.weight"], vector(weights, "attn.out.bias"), y, scratch)
+        x += y
+        self._norm(weights, "mlp_ln", y)
+        up, down = weights["mlp.0.weight"], weights["mlp.2.weight"]
+        up_bias = vector(weights, "mlp.0.bias")
+        n_state = self._dims.n_audio_state
+        for start in range(0, len(up.data), n_state):
+            stop = start + n_state
+            kernels.linear(y, up.rows(start, stop), up_bias[start:stop], k, scratch)
+            kernels.gelu(k)
+            kernels.linear(k, down.columns(start, stop), None, v, scratch)
+            x += v
+        x += vector(weights, "mlp.2.bias")
+
+    def _norm(self, weights: dict[str, Weight], name: str, out: Float32) -> None:
+        kernels.layer_norm(self._x, vector(weights, f"{name}.weight"), vector(weights, f"{name}.bias"), out)
+
+
+def vector(weights: dict[str, Weight], name: str) -> Float32:
+    """A bias or a norm's row, which is float32 in every shard."""
+    data = weights[name].data
+    return data  # type: ignore[return-value]

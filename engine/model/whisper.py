@@ -1,0 +1,54 @@
+"""`Whisper`: one model, loaded once, and the state that one window needs, allocated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.checkpoints.layout import CONV_WIDTH
+from engine.dims import Float32, ModelDimensions
+from engine.kv_cache import make_caches
+from engine.model.decoder import TextDecoder
+from engine.model.encoder import AudioEncoder
+from engine.shards.store import ShardStore
+from engine.timings import LayerTimings
+
+
+class Whisper:
+    """Encoder, decoder and caches over one store.
+
+    Parameters
+    ----------
+    store : ShardStore
+    kv : str
+        K/V policy, one of `engine.kv_cache.KV_POLICIES`.
+
+    Attributes
+    ----------
+    self_kv_bytes, cross_kv_bytes : int
+        What the caches hold.
+    """
+
+    def __init__(self, store: ShardStore, kv: str) -> None:
+        n_state = store.dims.n_audio_state
+        # The largest tensor expanded whole is the second convolution; everything else comes in tiles.
+        scratch: Float32 = np.zeros(CONV_WIDTH * n_state * max(n_state, store.dims.n_mels), np.float32)
+        self_kv, cross_kv = make_caches(kv, store.dims)
+        self.dims: ModelDimensions = store.dims
+        self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
+        self.encoder = AudioEncoder(store, scratch)
+        self.decoder = TextDecoder(store, self_kv, cross_kv, scratch)
+
+    def begin_window(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> None:
+        """Encode a window and get the decoder ready for it.
+
+        Parameters
+        ----------
+        log_mel : float32 [n_frames, n_mels], time first
+        check : callable
+            Called before every encoder layer; what it raises ends the work.
+        """
+        with timings.stage("encode"):
+            audio_features = self.encoder.encode(log_mel, timings, check)
+            self.decoder.begin_window(audio_features, self.encoder.spare, timings)

@@ -1,0 +1,93 @@
+"""Timestamp tokens → segments, and how far to seek (openai/whisper transcribe.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.dims import FRAMES_PER_POSITION, HOP_LENGTH, SAMPLE_RATE, SECONDS_PER_POSITION
+from engine.tokenizer import Tokenizer
+
+SECONDS_PER_FRAME = HOP_LENGTH / SAMPLE_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the recording and its text.
+
+    Attributes
+    ----------
+    seek : int
+        First frame of the window it came from.
+    start, end : float
+        Seconds from the recording's start.
+    text : str
+        With its leading space; empty where nothing was said.
+    tokens : tuple of int
+        Timestamps included.
+    """
+
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    avg_logprob: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens of one segment, and its positions within the window: `end` is None for the window's end."""
+
+    tokens: Sequence[int]
+    start: int
+    end: int | None
+
+
+def split_window(tokens: Sequence[int], timestamp_begin: int, n_frames: int) -> tuple[list[Span], int]:
+    """Cut one window's tokens at its timestamps.
+
+    Parameters
+    ----------
+    tokens : sampled tokens of the window
+    n_frames : content frames of the window
+
+    Returns
+    -------
+    spans : list of Span
+    advance : frames to the next window
+        The whole window, unless speech was cut off at its end: then up to the last closed segment.
+    """
+    stamps = [token >= timestamp_begin for token in tokens]
+    cuts = [i for i in range(1, len(tokens)) if stamps[i - 1] and stamps[i]]
+    if not cuts:
+        last = next((token for token in reversed(tokens) if token >= timestamp_begin), timestamp_begin)
+        end = last - timestamp_begin
+        return [Span(tokens, 0, end or None)], n_frames
+    # Text and one timestamp at the very end: no speech follows, so the tail is whole too.
+    single_ending = stamps[-2:] == [False, True]
+    if single_ending:
+        cuts.append(len(tokens))
+    spans = []
+    for begin, cut in zip([0, *cuts], cuts, strict=False):
+        part = tokens[begin:cut]
+        spans.append(Span(part, part[0] - timestamp_begin, part[-1] - timestamp_begin))
+    if single_ending:
+        return spans, n_frames
+    advance = (tokens[cuts[-1] - 1] - timestamp_begin) * FRAMES_PER_POSITION
+    # The timestamp rules make a closing timestamp greater than 0; a window must move on whatever the tokens are.
+    return spans, advance or n_frames
+
+
+def make_segment(
+    span: Span, tokenizer: Tokenizer, seek: int, n_frames: int, avg_logprob: float, no_speech_prob: float
+) -> Segment:
+    """The segment of a span; where it says nothing or takes no time, its text and tokens are dropped."""
+    offset = seek * SECONDS_PER_FRAME
+    start = offset + span.start * SECONDS_PER_POSITION
+    end = offset + (n_frames * SECONDS_PER_FRAME if span.end is None else span.end * SECONDS_PER_POSITION)
+    text = tokenizer.decode(span.tokens)
+    if start == end or not text.strip():
+        return Segment(seek, start, end, "", (), avg_logprob, no_speech_prob)
+    return Segment(seek, start, end, text, tuple(span.tokens), avg_logprob, no_speech_prob)

@@ -1,0 +1,169 @@
+"""Shards as they are needed: mapped read-only, handed out as views, unmapped when the next one comes."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from engine.dims import BLOCK, ModelDimensions
+from engine.errors import ManifestInvalid, ShardCorrupt, ShardMissing
+from engine.quantization import Weight
+from engine.shards.manifest import ShardFile, read_manifest, verify
+from engine.tensor_file import TensorFileHeader
+from engine.timings import LayerTimings
+from engine.tokenizer import Vocabulary
+
+RESIDENCIES = ("stream", "resident")
+"""`stream` keeps one shard mapped at a time; `resident` keeps every shard mapped once it was needed."""
+
+SCALE_SUFFIX = ".scale"
+"""A tensor `x` of INT8 codes stands beside `x.scale`."""
+
+LayerKey = tuple[str, str]
+"""(stack, layer): layer is a number, or `stem`, `ln_post` (encoder), `embedding` (decoder)."""
+
+
+def layer_of(tensor: str) -> tuple[LayerKey, str]:
+    """Which layer a tensor of OpenAI's name belongs to, and its name within that layer."""
+    stack, part, rest = [*tensor.split(".", 2), ""][:3]
+    if part == "blocks":
+        layer, _, rest = rest.partition(".")
+        return (stack, layer), rest
+    if stack == "decoder":
+        return (stack, "embedding"), tensor.removeprefix("decoder.")
+    return (stack, "ln_post" if part == "ln_post" else "stem"), tensor.removeprefix("encoder.")
+
+
+class _MappedShard:
+    """One mapping and the views into it, by layer and name."""
+
+    def __init__(self, path: Path, file: ShardFile, header: TensorFileHeader) -> None:
+        try:
+            with path.open("rb") as opened:
+                # MAP_POPULATE reads the pages now, so that load is load and compute is compute.
+                flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
+                self._map = mmap.mmap(opened.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise ShardMissing(f"{file.file} cannot be mapped: {error}") from error
+        if len(self._map) != file.n_bytes:
+            raise ShardCorrupt(f"{file.file} has {len(self._map)} bytes, expected {file.n_bytes}")
+        self.layers: dict[LayerKey, dict[str, Weight]] = {}
+        buffer = memoryview(self._map)
+        for name, entry in header.entries.items():
+            if name.endswith(SCALE_SUFFIX):
+                continue
+            key, local = layer_of(name)
+            scale = header.entries.get(name + SCALE_SUFFIX)
+            weight = Weight(entry.view(buffer), None if scale is None else scale.view(buffer))  # type: ignore[arg-type]
+            self.layers.setdefault(key, {})[local] = weight
+        buffer.release()
+
+    def unmap(self) -> None:
+        """Drop the views and the mapping. A view still held elsewhere is a fault of this package: BufferError."""
+        for weights in self.layers.values():
+            weights.clear()
+        self.layers.clear()
+        self._map.close()
+
+
+class ShardStore:
+    """The weights of one model directory.
+
+    Parameters
+    ----------
+    directory : Path
+    residency : str
+        One of `RESIDENCIES`.
+
+    Raises
+    ------
+    ModelError
+        The directory's files are not what its manifest says; every file's SHA-256 is checked here.
+    """
+
+    def __init__(self, directory: Path, residency: str = "stream") -> None:
+        if residency not in RESIDENCIES:
+            raise ValueError(f"residency is one of {', '.join(RESIDENCIES)}")
+        self.directory = directory
+        self.residency = residency
+        self.manifest = read_manifest(directory)
+        self._headers = verify(directory, self.manifest)
+        self._mapped: dict[str, _MappedShard] = {}
+        self._file_of: dict[LayerKey, ShardFile] = {}
+        for file in self.manifest.files:
+            if file.stack != "tokenizer":
+                _check_tensors(file)
+                for name in file.tensors:
+                    self._file_of[layer_of(name)[0]] = file
+
+    @property
+    def dims(self) -> ModelDimensions:
+        return self.manifest.dims
+
+    @contextmanager
+    def layer(self, stack: str, layer: str, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
+        """Weights of one layer, by name within the layer, for the length of a `with` block.
+
+        Mapping the shard is added to `timings` as the layer's load, the block itself as its compute. Views must not
+        outlive the block: the next layer may unmap them.
+
+        Raises
+        ------
+        ShardMissing, ShardCorrupt
+            The file has gone or changed its size since the store was opened.
+        """
+        started = time.perf_counter()
+        shard, loaded_bytes = self._map(self._file_of[stack, layer])
+        ready = time.perf_counter()
+        if loaded_bytes:
+            timings.add_load(stack, layer, ready - started, loaded_bytes)
+        yield shard.layers[stack, layer]
+        timings.add_compute(stack, layer, time.perf_counter() - ready)
+
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary, copied out of its file."""
+        (file,) = (file for file in self.manifest.files if file.stack == "tokenizer")
+        data = memoryview((self.directory / file.file).read_bytes())
+        entries = self._headers[file.file].entries
+        token_bytes = np.array(entries["token_bytes"].view(data), dtype=np.uint8)
+        token_begins = np.array(entries["token_begins"].view(data), dtype=np.uint32)
+        special = self.manifest.special
+        ends_rise = np.all(token_begins[1:] >= token_begins[:-1])
+        if len(token_begins) != special.eot + 1 or token_begins[-1] != len(token_bytes) or not ends_rise:
+            raise ShardCorrupt(f"{file.file} is no table of {special.eot} tokens")
+        return Vocabulary(token_bytes, token_begins, special)
+
+    def close(self) -> None:
+        """Unmap everything."""
+        while self._mapped:
+            self._mapped.popitem()[1].unmap()
+
+    def _map(self, file: ShardFile) -> tuple[_MappedShard, int]:
+        """The mapped shard, and the bytes mapped for it just now (0 if it was mapped already)."""
+        shard = self._mapped.get(file.file)
+        if shard is not None:
+            return shard, 0
+        if self.residency == "stream":
+            self.close()
+        shard = _MappedShard(self.directory / file.file, file, self._headers[file.file])
+        self._mapped[file.file] = shard
+        return shard, file.n_bytes
+
+
+def _check_tensors(file: ShardFile) -> None:
+    """INT8 tensors have their scales, in blocks; scales stand beside nothing else."""
+    for name, (dtype, shape) in file.tensors.items():
+        if name.endswith(SCALE_SUFFIX):
+            if file.tensors.get(name.removesuffix(SCALE_SUFFIX), ("", ()))[0] != "I8":
+                raise ManifestInvalid(f"{file.file}: {name} scales nothing")
+        elif dtype == "I8":
+            expected = ("F32", (shape[0], shape[1] // BLOCK)) if len(shape) == 2 and shape[1] % BLOCK == 0 else None
+            if file.tensors.get(name + SCALE_SUFFIX) != expected:
+                raise ManifestInvalid(f"{file.file}: {name} is INT8 without a scale per block of {BLOCK}")
+        elif dtype not in ("F32", "F16"):
+            raise ManifestInvalid(f"{file.file}: {name} is {dtype}; expected F32, F16 or I8")

@@ -1,0 +1,73 @@
+"""Where the seconds went: load and compute per layer, and seconds per stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Tally:
+    """A sum of seconds and how many times it was added to."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.count += 1
+
+
+@dataclass(slots=True)
+class LayerTimings:
+    """Seconds of one job. Layers are keyed (stack, layer): `("encoder", "stem")`, `("decoder", "0")`.
+
+    Attributes
+    ----------
+    load, compute : Tally by (stack, layer)
+        `load` is mapping a layer's shard and reading its pages; `compute` is the arithmetic of one pass over the layer.
+        A shard of several layers is loaded by the first of them that needs it.
+    stages : Tally by stage name
+        `audio`, `mel`, `encode`, `decode`, `detect`.
+    shard_loads, shard_bytes : int
+        Mappings made, and the bytes behind them.
+    """
+
+    load: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    compute: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    stages: dict[str, Tally] = field(default_factory=dict)
+    shard_loads: int = 0
+    shard_bytes: int = 0
+
+    def add_load(self, stack: str, layer: str, seconds: float, n_bytes: int) -> None:
+        self.load.setdefault((stack, layer), Tally()).add(seconds)
+        self.shard_loads += 1
+        self.shard_bytes += n_bytes
+
+    def add_compute(self, stack: str, layer: str, seconds: float) -> None:
+        self.compute.setdefault((stack, layer), Tally()).add(seconds)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time a `with` block as one pass of stage `name`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages.setdefault(name, Tally()).add(time.perf_counter() - started)
+
+    def to_json(self) -> dict[str, object]:
+        """A JSON-ready form: layers as `[stack, layer, kind, seconds, count]` rows."""
+        rows = [
+            [stack, layer, kind, tally.seconds, tally.count]
+            for kind, table in (("load", self.load), ("compute", self.compute))
+            for (stack, layer), tally in table.items()
+        ]
+        return {
+            "layers": rows,
+            "stages": [[name, tally.seconds, tally.count] for name, tally in self.stages.items()],
+            "shard_loads": self.shard_loads,
+            "shard_bytes": self.shard_bytes,
+        }

@@ -1,0 +1,147 @@
+"""A recording → its transcript: the seek loop, and `Engine`, which holds what the loop needs between recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.audio import read_blocks
+from engine.decoding import DecodingOptions, DecodingTask
+from engine.dims import Float32
+from engine.errors import Cancelled
+from engine.mel import LogMel
+from engine.model import Whisper
+from engine.segments import Segment, make_segment, split_window
+from engine.shards.store import ShardStore
+from engine.timings import LayerTimings
+from engine.tokenizer import Tokenizer
+
+NO_SPEECH_THRESHOLD = 0.6
+LOGPROB_THRESHOLD = -1.0
+"""A window is silence where its no-speech probability is above the first and its mean log-probability not above the
+second (openai/whisper transcribe.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What was said in a recording.
+
+    Attributes
+    ----------
+    text : str
+        All segments' text, end to end, with the first one's leading space.
+    language : str
+        The code asked for, or the detected one.
+    seconds : float
+        The recording's length.
+    n_tokens : int
+        Sampled tokens.
+    """
+
+    text: str
+    language: str
+    seconds: float
+    segments: tuple[Segment, ...]
+    n_tokens: int
+
+
+class Engine:
+    """A loaded model, for one recording at a time.
+
+    Parameters
+    ----------
+    directory : Path
+        As `thimble convert` or `thimble fetch` writes it.
+    kv : str
+        K/V policy: `int8` or `f32`.
+    residency : str
+        `stream` maps a shard when it is needed, `resident` keeps all mapped.
+
+    Raises
+    ------
+    ModelError
+        The directory does not hold the whole, unaltered model.
+    """
+
+    def __init__(self, directory: Path, kv: str = "int8", residency: str = "stream") -> None:
+        self._store = ShardStore(directory, residency)
+        self._tokenizer = Tokenizer(self._store.vocabulary())
+        self._model = Whisper(self._store, kv)
+        self._task = DecodingTask(self._model, self._tokenizer)
+        self.model_bytes = self._store.manifest.n_bytes
+        self.weights = self._store.manifest.weights
+        self.kv_bytes = {"self": self._model.self_kv_bytes, "cross": self._model.cross_kv_bytes}
+
+    def transcribe(
+        self,
+        path: Path,
+        timings: LayerTimings,
+        language: str | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Transcript:
+        """Transcribe the recording at `path`.
+
+        Parameters
+        ----------
+        timings : LayerTimings
+            Filled as the work goes on, so that it also tells of work that ended in an error.
+        language : str or None
+            A code, a code with a region or an English name; None detects it in the first window (English-only
+            weights: English).
+        should_stop : callable
+            Asked before every encoder layer and every token.
+
+        Raises
+        ------
+        AudioError
+            The fault is in the recording.
+        UnsupportedLanguage
+            The model does not have `language`.
+        Cancelled
+            `should_stop` said so.
+        ModelError
+            A shard is gone or broken, or the network's output is not finite.
+        """
+
+        def check() -> None:
+            if should_stop():
+                raise Cancelled("the caller asked to stop")
+
+        code = None if language is None else self._tokenizer.language(language)
+        if code is None and not self._tokenizer.special.multilingual:
+            code = "en"
+
+        def blocks() -> Iterator[Float32]:
+            for block in read_blocks(path):
+                check()
+                yield block
+
+        with timings.stage("audio"):
+            log_mel = LogMel(blocks, self._model.dims)
+        segments: list[Segment] = []
+        seek = n_tokens = 0
+        while seek < log_mel.n_frames:
+            n_frames = min(self._model.dims.n_frames, log_mel.n_frames - seek)
+            with timings.stage("mel"):
+                window = log_mel.window(seek)
+            self._model.begin_window(window, timings, check)
+            if code is None:
+                code = self._task.detect_language(timings)
+            result = self._task.run(DecodingOptions(code), timings, check)
+            n_tokens += len(result.tokens)
+            if result.no_speech_prob > NO_SPEECH_THRESHOLD and result.avg_logprob <= LOGPROB_THRESHOLD:
+                seek += n_frames
+                continue
+            spans, advance = split_window(result.tokens, self._tokenizer.special.timestamp_begin, n_frames)
+            for span in spans:
+                confidence = result.avg_logprob, result.no_speech_prob
+                segments.append(make_segment(span, self._tokenizer, seek, n_frames, *confidence))
+            seek += advance
+        # Joined by tokens, not by text: a character may lie across two segments.
+        text = self._tokenizer.decode(token for segment in segments for token in segment.tokens)
+        return Transcript(text, code or "", log_mel.seconds, tuple(segments), n_tokens)
+
+    def close(self) -> None:
+        """Unmap the weights."""
+        self._store.close()
