@@ -5,7 +5,6 @@ What the file is, its bytes decide; its name is never looked at.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,14 +38,14 @@ def read_blocks(path: Path) -> Iterator[Float32]:
     """
     if path.stat().st_size == 0:
         raise EmptyAudio("the file has no bytes")
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        sound = soundfile.SoundFile(descriptor, closefd=True)
-    except soundfile.LibsndfileError as error:
-        os.close(descriptor)
-        raise UnsupportedAudio(f"libsndfile cannot read the file: {error.error_string}") from error
-    with sound:
-        yield from _resampled(sound)
+    with path.open("rb") as file:
+        try:
+            # By descriptor: given a path, soundfile would judge the file by its name.
+            sound = soundfile.SoundFile(file.fileno(), closefd=False)
+        except soundfile.LibsndfileError as error:
+            raise UnsupportedAudio(f"libsndfile cannot read the file: {error.error_string}") from error
+        with sound:
+            yield from _resampled(sound)
 
 
 def _resampled(sound: soundfile.SoundFile) -> Iterator[Float32]:

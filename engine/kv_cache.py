@@ -163,10 +163,13 @@ class CrossKVFloat32(CrossKVCache):
         self._k[layer], self._v[layer] = _heads(k, self.n_head), _heads(v, self.n_head)
 
     def attend(self, layer: int, q: Float32) -> Float32:
-        scores = np.matmul(_heads(q, self.n_head), self._k[layer].transpose(0, 2, 1))
-        scores *= np.float32(self.d_head**-0.5)
-        softmax(scores)
-        return _merged(np.matmul(scores, self._v[layer]))
+        q_heads = _heads(q, self.n_head) * np.float32(self.d_head**-0.5)
+        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
+        for head in range(self.n_head):  # a prompt's scores of all heads at once would be 8 MB
+            scores = q_heads[head] @ self._k[layer, head].T
+            softmax(scores)
+            np.matmul(scores, self._v[layer, head], out=out[head])
+        return _merged(out)
 
     @property
     def n_bytes(self) -> int:

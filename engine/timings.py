@@ -27,8 +27,8 @@ class LayerTimings:
     Attributes
     ----------
     load, compute : Tally by (stack, layer)
-        `load` is mapping a layer's shard and reading its pages; `compute` is the arithmetic of one pass over the layer.
-        A shard of several layers is loaded by the first of them that needs it.
+        `load` is reading a layer's pages, and mapping its shard where it is the first to need it; `compute` is the
+        arithmetic of one pass over the layer.
     stages : Tally by stage name
         `audio`, `mel`, `encode`, `decode`, `detect`.
     shard_loads, shard_bytes : int
@@ -41,8 +41,11 @@ class LayerTimings:
     shard_loads: int = 0
     shard_bytes: int = 0
 
-    def add_load(self, stack: str, layer: str, seconds: float, n_bytes: int) -> None:
+    def add_load(self, stack: str, layer: str, seconds: float) -> None:
         self.load.setdefault((stack, layer), Tally()).add(seconds)
+
+    def add_shard(self, n_bytes: int) -> None:
+        """Count one mapping."""
         self.shard_loads += 1
         self.shard_bytes += n_bytes
 

@@ -56,7 +56,7 @@ class Engine:
     kv : str
         K/V policy: `int8` or `f32`.
     residency : str
-        `stream` maps a shard when it is needed, `resident` keeps all mapped.
+        `resident` keeps every shard mapped once it was needed, `stream` unmaps it when the next one comes.
 
     Raises
     ------
@@ -64,7 +64,7 @@ class Engine:
         The directory does not hold the whole, unaltered model.
     """
 
-    def __init__(self, directory: Path, kv: str = "int8", residency: str = "stream") -> None:
+    def __init__(self, directory: Path, kv: str = "int8", residency: str = "resident") -> None:
         self._store = ShardStore(directory, residency)
         self._tokenizer = Tokenizer(self._store.vocabulary())
         self._model = Whisper(self._store, kv)
@@ -128,7 +128,10 @@ class Engine:
             self._model.begin_window(window, timings, check)
             if code is None:
                 code = self._task.detect_language(timings)
-            result = self._task.run(DecodingOptions(code), timings, check)
+            # The text so far helps with the next window's names and spelling (the reference's
+            # `condition_on_previous_text`).
+            prompt = tuple(token for segment in segments for token in segment.tokens)
+            result = self._task.run(DecodingOptions(code, prompt=prompt), timings, check)
             n_tokens += len(result.tokens)
             if result.no_speech_prob > NO_SPEECH_THRESHOLD and result.avg_logprob <= LOGPROB_THRESHOLD:
                 seek += n_frames

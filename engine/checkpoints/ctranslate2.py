@@ -161,7 +161,7 @@ class CTranslate2Checkpoint:
         return tensor[part * rows : (part + 1) * rows] if parts > 1 else tensor
 
     def _scalar(self, entry: TensorEntry) -> int:
-        return int(entry.view(self._buffer)[()])  # type: ignore[call-overload]
+        return int(entry.view(self._buffer)[()])
 
     def _shape(self, name: str) -> tuple[int, ...]:
         entry, _, parts = self._sources[name]

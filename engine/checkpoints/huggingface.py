@@ -104,9 +104,7 @@ class HuggingFaceCheckpoint:
         if (directory / GENERATION_FILE).exists():
             self.files.append(directory / GENERATION_FILE)
             suppress = read_json(directory / GENERATION_FILE).get("suppress_tokens", suppress)
-        self.vocabulary: Vocabulary = read_vocabulary(
-            directory / TOKENIZER_FILE, suppress or [], self.dims.is_multilingual
-        )
+        self.vocabulary: Vocabulary = read_vocabulary(directory / TOKENIZER_FILE, suppress or [], self.dims.is_multilingual)
 
     def read(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         """Tensor `name`, float32 or float16: a view of the file's mapping, or bfloat16 widened exactly to float32."""

@@ -17,10 +17,13 @@ class DecodingOptions:
         A code that the model has.
     task : str
         One of `TASKS`.
+    prompt : tuple of int
+        Tokens said to have come before the window; only the last `n_text_ctx // 2 - 1` count.
     """
 
     language: str
     task: str = "transcribe"
+    prompt: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.task not in TASKS:

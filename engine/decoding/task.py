@@ -57,7 +57,7 @@ class DecodingTask:
         `check` is called before every step; what it raises ends the work.
         """
         special, decoder = self._tokenizer.special, self._model.decoder
-        start = self._tokenizer.sot_sequence(options.language, options.task)
+        start = self._initial_tokens(options)
         sampled: list[int] = []
         greedy = GreedyDecoder()
         with timings.stage("decode"):
@@ -73,7 +73,7 @@ class DecodingTask:
                 if token == special.eot:
                     break
                 sampled.append(token)
-                if len(sampled) == self._sample_len:
+                if len(sampled) == self._sample_len or len(start) + len(sampled) > self._model.dims.n_text_ctx:
                     break
                 logits = decoder.step([token], [0], timings)[0]
         return DecodingResult(sampled, greedy.sum_logprob / (len(sampled) + 1), no_speech_prob)
@@ -88,6 +88,14 @@ class DecodingTask:
             logits = decoder.step([special.sot], [0], timings)[0]
             decoder.restart()
         return max(special.languages, key=lambda code: float(logits[special.languages[code]]))
+
+    def _initial_tokens(self, options: DecodingOptions) -> list[int]:
+        """The prompt's end behind its own start token, then the start sequence (openai/whisper decoding.py)."""
+        sot_sequence = self._tokenizer.sot_sequence(options.language, options.task)
+        if not options.prompt:
+            return sot_sequence
+        kept = options.prompt[-(self._model.dims.n_text_ctx // 2 - 1) :]
+        return [self._tokenizer.special.sot_prev, *kept, *sot_sequence]
 
     def _no_speech_prob(self, logits: Float32) -> float:
         probabilities = logits.copy()

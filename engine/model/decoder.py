@@ -92,7 +92,8 @@ class TextDecoder:
         x: Float32 = np.empty((len(tokens), self._dims.n_text_state), np.float32)
         for row, token in enumerate(tokens):
             x[row] = table.rows(token, token + 1).expand(self._scratch)[0]
-        x += weights["positional_embedding"].data[start : start + len(tokens)]
+        positions = weights["positional_embedding"].rows(start, start + len(tokens))
+        x += positions.expand(self._scratch)
         return x
 
     def _block(self, x: Float32, layer: int, weights: dict[str, Weight]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -78,9 +79,8 @@ class AudioEncoder:
         """out [n // stride, n_state] = GELU of the width-3 convolution of x [n, channels], padded by one."""
         n_state, channels, width = weight.data.shape
         # [n_state, channels, 3] → [n_state, 3 · channels], so that three rows of x, end to end, are one row of input
-        kernel = self._scratch[: weight.data.size].reshape(n_state, width, channels)
-        np.copyto(kernel, weight.data.transpose(0, 2, 1))
-        kernel = kernel.reshape(n_state, width * channels)
+        kernel = self._scratch[: weight.data.size].reshape(n_state, width * channels)
+        np.copyto(kernel.reshape(n_state, width, channels), weight.data.transpose(0, 2, 1))
         patches = np.zeros((CONV_ROWS, width * channels), np.float32)
         for start in range(0, len(out), CONV_ROWS):
             rows = min(CONV_ROWS, len(out) - start)
@@ -94,7 +94,7 @@ class AudioEncoder:
                 patches[before + len(taken) : rows, columns] = 0.0
             tile = out[start : start + rows]
             np.matmul(patches[:rows], kernel.T, out=tile)
-            tile += bias.data
+            tile += cast(Float32, bias.data)
             kernels.gelu(tile)
 
     def _block(self, weights: dict[str, Weight]) -> None:
@@ -126,5 +126,4 @@ class AudioEncoder:
 
 def vector(weights: dict[str, Weight], name: str) -> Float32:
     """A bias or a norm's row, which is float32 in every shard."""
-    data = weights[name].data
-    return data  # type: ignore[return-value]
+    return cast(Float32, weights[name].data)

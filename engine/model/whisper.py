@@ -32,8 +32,9 @@ class Whisper:
 
     def __init__(self, store: ShardStore, kv: str) -> None:
         n_state = store.dims.n_audio_state
-        # The largest tensor expanded whole is the second convolution; everything else comes in tiles.
-        scratch: Float32 = np.zeros(CONV_WIDTH * n_state * max(n_state, store.dims.n_mels), np.float32)
+        # Expanded whole: the second convolution, and the position encodings. Everything else comes in tiles.
+        whole = (CONV_WIDTH * n_state * max(n_state, store.dims.n_mels), n_state * store.dims.n_text_ctx)
+        scratch: Float32 = np.zeros(max(whole), np.float32)
         self_kv, cross_kv = make_caches(kv, store.dims)
         self.dims: ModelDimensions = store.dims
         self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes

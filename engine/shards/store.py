@@ -18,7 +18,7 @@ from engine.tensor_file import TensorFileHeader
 from engine.timings import LayerTimings
 from engine.tokenizer import Vocabulary
 
-RESIDENCIES = ("stream", "resident")
+RESIDENCIES = ("resident", "stream")
 """`stream` keeps one shard mapped at a time; `resident` keeps every shard mapped once it was needed."""
 
 SCALE_SUFFIX = ".scale"
@@ -45,14 +45,13 @@ class _MappedShard:
     def __init__(self, path: Path, file: ShardFile, header: TensorFileHeader) -> None:
         try:
             with path.open("rb") as opened:
-                # MAP_POPULATE reads the pages now, so that load is load and compute is compute.
-                flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
-                self._map = mmap.mmap(opened.fileno(), 0, flags=flags, prot=mmap.PROT_READ)
+                self._map = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         except (OSError, ValueError) as error:
             raise ShardMissing(f"{file.file} cannot be mapped: {error}") from error
         if len(self._map) != file.n_bytes:
             raise ShardCorrupt(f"{file.file} has {len(self._map)} bytes, expected {file.n_bytes}")
         self.layers: dict[LayerKey, dict[str, Weight]] = {}
+        self._ranges: dict[LayerKey, list[list[int]]] = {}  # bytes [begin, end) not read yet
         buffer = memoryview(self._map)
         for name, entry in header.entries.items():
             if name.endswith(SCALE_SUFFIX):
@@ -62,6 +61,24 @@ class _MappedShard:
             weight = Weight(entry.view(buffer), None if scale is None else scale.view(buffer))  # type: ignore[arg-type]
             self.layers.setdefault(key, {})[local] = weight
         buffer.release()
+        for name, entry in sorted(header.entries.items(), key=lambda item: item[1].begin):
+            ranges = self._ranges.setdefault(layer_of(name)[0], [])
+            if ranges and ranges[-1][1] == entry.begin:
+                ranges[-1][1] = entry.end
+            else:
+                ranges.append([entry.begin, entry.end])
+
+    def read(self, key: LayerKey) -> bool:
+        """Bring a layer's pages into memory, so that load is load and compute is compute; False if that is done."""
+        ranges = self._ranges.pop(key, [])
+        for begin, end in ranges:
+            first = begin - begin % mmap.PAGESIZE
+            self._map.madvise(mmap.MADV_WILLNEED, first, end - first)
+        for begin, end in ranges:
+            pages = np.frombuffer(self._map, np.uint8, end - begin, begin)[:: mmap.PAGESIZE]
+            int(pages.sum(dtype=np.uint8))
+            del pages  # or the mapping could not be closed
+        return bool(ranges)
 
     def unmap(self) -> None:
         """Drop the views and the mapping. A view still held elsewhere is a fault of this package: BufferError."""
@@ -86,7 +103,7 @@ class ShardStore:
         The directory's files are not what its manifest says; every file's SHA-256 is checked here.
     """
 
-    def __init__(self, directory: Path, residency: str = "stream") -> None:
+    def __init__(self, directory: Path, residency: str = "resident") -> None:
         if residency not in RESIDENCIES:
             raise ValueError(f"residency is one of {', '.join(RESIDENCIES)}")
         self.directory = directory
@@ -109,8 +126,8 @@ class ShardStore:
     def layer(self, stack: str, layer: str, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
         """Weights of one layer, by name within the layer, for the length of a `with` block.
 
-        Mapping the shard is added to `timings` as the layer's load, the block itself as its compute. Views must not
-        outlive the block: the next layer may unmap them.
+        Mapping the shard and reading the layer's pages is added to `timings` as its load, the block itself as its
+        compute. Views must not outlive the block: the next layer may unmap them.
 
         Raises
         ------
@@ -118,10 +135,11 @@ class ShardStore:
             The file has gone or changed its size since the store was opened.
         """
         started = time.perf_counter()
-        shard, loaded_bytes = self._map(self._file_of[stack, layer])
+        shard = self._map(self._file_of[stack, layer], timings)
+        loaded = shard.read((stack, layer))
         ready = time.perf_counter()
-        if loaded_bytes:
-            timings.add_load(stack, layer, ready - started, loaded_bytes)
+        if loaded:
+            timings.add_load(stack, layer, ready - started)
         yield shard.layers[stack, layer]
         timings.add_compute(stack, layer, time.perf_counter() - ready)
 
@@ -143,16 +161,16 @@ class ShardStore:
         while self._mapped:
             self._mapped.popitem()[1].unmap()
 
-    def _map(self, file: ShardFile) -> tuple[_MappedShard, int]:
-        """The mapped shard, and the bytes mapped for it just now (0 if it was mapped already)."""
+    def _map(self, file: ShardFile, timings: LayerTimings) -> _MappedShard:
         shard = self._mapped.get(file.file)
         if shard is not None:
-            return shard, 0
+            return shard
         if self.residency == "stream":
             self.close()
         shard = _MappedShard(self.directory / file.file, file, self._headers[file.file])
         self._mapped[file.file] = shard
-        return shard, file.n_bytes
+        timings.add_shard(file.n_bytes)
+        return shard
 
 
 def _check_tensors(file: ShardFile) -> None:

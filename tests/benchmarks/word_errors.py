@@ -47,7 +47,8 @@ def main() -> None:
         print(
             f"{variant}: {100 * output.wer:.2f} % of {words} words wrong in {len(rows)} recordings "
             f"(S {output.substitutions} D {output.deletions} I {output.insertions}), {changed} transcripts differ from "
-            f"the first variant's, {wall:.0f} s for {audio_seconds:.0f} s of sound (real-time factor {wall / audio_seconds:.2f})",
+            f"the first variant's, {wall:.0f} s for {audio_seconds:.0f} s of sound "
+            f"(real-time factor {wall / audio_seconds:.2f})",
             flush=True,
         )
         engine.close()

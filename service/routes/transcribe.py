@@ -1,0 +1,114 @@
+"""`POST /transcribe`: a recording in, its text out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
+
+from service.errors import ServiceError
+from service.job_queue import QueueFull
+from service.jobs import Job
+from service.protocol import Finished
+from service.render import check_format, render
+from service.schemas import TRANSCRIBE_FORM, ErrorBody, TranscriptBody
+from service.spool import disk_error, new_job_id
+from service.supervisor import shutting_down
+from service.upload import receive_form
+
+router = APIRouter()
+
+FIELDS = frozenset({"language", "response_format"})
+DETECT = ("", "auto")
+"""Values of `language` that mean: find out."""
+CLIENT_CLOSED_REQUEST = 499
+"""Nobody reads it; nginx's status for the same."""
+
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 413, 415, 429, 500, 503, 504, 507)}
+
+
+@router.post(
+    "/transcribe",
+    response_model=TranscriptBody,
+    responses=_ERRORS,
+    openapi_extra=TRANSCRIBE_FORM,
+)
+async def transcribe(request: Request) -> Response:
+    """Transcribe one recording, waiting for the text."""
+    state = request.app.state
+    supervisor, queue, spool = state.supervisor, state.queue, state.spool
+    if supervisor.draining:
+        raise shutting_down()
+    if supervisor.fault:
+        raise supervisor.fault
+    job_id = new_job_id()
+    try:
+        with queue.place():
+            job, response_format = await _receive(request, job_id)
+            queue.put(job)
+        finished = await _wait(request, job)
+    except QueueFull:
+        retry_after = {"Retry-After": str(supervisor.retry_after_seconds())}
+        message = f"{queue.capacity} jobs are waiting already; try again later"
+        raise ServiceError(429, "queue_full", message, headers=retry_after) from None
+    except ClientDisconnect:
+        spool.discard(job_id)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    except BaseException:
+        spool.discard(job_id)
+        raise
+    return render(finished, response_format)
+
+
+async def _receive(request: Request, job_id: str) -> tuple[Job, str]:
+    """The upload as a job, and the format asked for."""
+    state = request.app.state
+    started = time.monotonic()
+    try:
+        with state.spool.open(job_id) as file:
+            form = await receive_form(request, file, FIELDS, state.settings.max_upload_bytes)
+        response_format = check_format(form.fields.get("response_format", ""))
+        path = state.spool.commit(job_id)
+    except OSError as error:
+        raise disk_error(error) from error
+    language = form.fields.get("language", "").strip()
+    job = Job(
+        id=job_id,
+        path=path,
+        language=None if language.lower() in DETECT else language,
+        n_bytes=form.n_file_bytes or 0,
+        upload_seconds=time.monotonic() - started,
+        result=asyncio.get_running_loop().create_future(),
+    )
+    return job, response_format
+
+
+async def _wait(request: Request, job: Job) -> Finished:
+    """The job's result; a client that goes away cancels it.
+
+    Raises
+    ------
+    ServiceError
+        The job failed.
+    ClientDisconnect
+    """
+    gone = asyncio.create_task(_disconnected(request))
+    waited: set[asyncio.Future[Any]] = {job.result, gone}
+    try:
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not job.result.done():
+            raise ClientDisconnect
+        return job.result.result()
+    finally:
+        gone.cancel()
+        if not job.result.done():
+            request.app.state.supervisor.cancel(job)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

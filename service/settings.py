@@ -1,0 +1,64 @@
+"""Settings: read once from the environment, checked, frozen, passed down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PREFIX = "THIMBLE_"
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """The place for a user's data (XDG Base Directory Specification)."""
+    base = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "/nonexistent"), ".local", "share"))
+    return Path(base, "thimble")
+
+
+class Settings(BaseModel):
+    """Everything an operator can set; each field is the variable `THIMBLE_` and its name in capitals."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str, Field(min_length=1, description="Name of a published model, or a model directory")] = "tiny.en"
+    data_dir: Annotated[Path, Field(description="Directory of models and spool")]
+    host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes a free one")] = 8000
+    weights: Annotated[Literal["int8", "f16", "f32"], Field(description="How a fetched model's weights are stored")] = "int8"
+    kv: Annotated[Literal["int8", "f32"], Field(description="K/V cache policy")] = "int8"
+    residency: Annotated[Literal["resident", "stream"], Field(description="Keep all shards mapped, or one at a time")] = (
+        "resident"
+    )
+    threads: Annotated[int, Field(ge=1, le=64, description="Threads of the worker's matrix products")] = 1
+    worker_max_jobs: Annotated[int, Field(ge=1, le=1_000_000, description="Jobs after which the worker is replaced")] = 100
+    queue_capacity: Annotated[int, Field(ge=1, le=1000, description="Jobs that may wait; more are refused with 429")] = 8
+    max_upload_bytes: Annotated[int, Field(ge=1, le=1 << 40, description="Bytes of the largest recording taken")] = 100 << 20
+    job_deadline_seconds: Annotated[
+        float, Field(gt=0, le=604_800, description="Seconds a job may run before its worker is killed")
+    ] = 3600.0
+    drain_seconds: Annotated[
+        float, Field(ge=0, le=3600, description="Seconds after SIGTERM in which accepted jobs may still finish")
+    ] = 30.0
+
+    @property
+    def models_dir(self) -> Path:
+        return self.data_dir / "models"
+
+    @property
+    def spool_dir(self) -> Path:
+        return self.data_dir / "spool"
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Settings from the variables that start with `THIMBLE_`.
+
+    Raises
+    ------
+    pydantic.ValidationError
+        A variable is unknown, or its value is out of range.
+    """
+    values = {name[len(PREFIX) :].lower(): value for name, value in environ.items() if name.startswith(PREFIX)}
+    values.setdefault("data_dir", str(default_data_dir(environ)))
+    return Settings.model_validate(values)

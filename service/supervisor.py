@@ -1,0 +1,272 @@
+"""The worker's life: start it, give it jobs one at a time, replace it, and lose no accepted job on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+from service.errors import ServiceError, engine_error
+from service.job_queue import JobQueue
+from service.jobs import MAX_ATTEMPTS, Job, JobState
+from service.logs import logger
+from service.metrics import Metrics
+from service.protocol import Cancel, Failed, Finished, Load, Ready, Refused, Transcribe
+from service.settings import Settings
+from service.spool import Spool
+from service.worker_process import WorkerDied, WorkerProcess
+
+RETRY_SECONDS = 1.0, 30.0
+"""Pauses between attempts to start a worker that cannot load its model: the first, doubled up to the second."""
+RECENT_WEIGHT = 0.2
+"""Of the newest job in the running mean of seconds per job."""
+
+
+class Supervisor:
+    """Owns the worker process and the running job.
+
+    Attributes
+    ----------
+    fault : ServiceError or None
+        Why no worker can serve now, such as a damaged model.
+    is_ready : bool
+        A worker has its model loaded, or is being replaced after one had.
+    draining : bool
+        No new job is taken.
+    """
+
+    def __init__(self, settings: Settings, queue: JobQueue, spool: Spool, metrics: Metrics) -> None:
+        self._settings, self._queue, self._spool, self._metrics = settings, queue, spool, metrics
+        self._worker: WorkerProcess | None = None
+        self._running: Job | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._mean_seconds = 0.0
+        self.fault: ServiceError | None = None
+        self.is_ready = False
+        self.draining = False
+
+    @property
+    def worker_pid(self) -> int | None:
+        """For reading its memory from /proc."""
+        return self._worker.pid if self._worker else None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="supervisor")
+
+    def cancel(self, job: Job) -> None:
+        """Give up a job that nobody waits for: a queued one never starts, a running one stops at its next check."""
+        if self._queue.remove(job):
+            self._end(job, JobState.CANCELLED, _cancelled())
+        elif job is self._running and self._worker:
+            self._worker.send(Cancel(job.id))
+
+    def retry_after_seconds(self) -> int:
+        """How long until a place in the queue is likely free, from the seconds recent jobs took."""
+        return max(1, round(self._mean_seconds))
+
+    def drain(self) -> None:
+        """Take no new job; those accepted have the drain time to finish, then they fail."""
+        if not self.draining:
+            self.draining = True
+            asyncio.get_running_loop().call_later(self._settings.drain_seconds, self._fail_all)
+
+    async def stop(self) -> None:
+        """End the worker; jobs still there fail as `shutting_down`."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        jobs = self._queue.drain() + ([self._running] if self._running else [])
+        for job in jobs:
+            self._end(job, JobState.FAILED, shutting_down())
+
+    async def _run(self) -> None:
+        pause = RETRY_SECONDS[0]
+        while True:
+            try:
+                reason = await self._one_worker()
+            except ServiceError as fault:
+                self._set_fault(fault)
+                if fault.code == "model_not_found" and await self._fetch():
+                    continue
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, RETRY_SECONDS[1])
+            else:
+                self._metrics.worker_restarted(reason)
+                pause = RETRY_SECONDS[0]
+
+    async def _one_worker(self) -> str:
+        """Start, load, use and end one worker; returns why it ended.
+
+        Raises
+        ------
+        ServiceError
+            It could not load its model.
+        """
+        self._worker = worker = await WorkerProcess.start(self._settings)
+        loaded = False
+        try:
+            await self._load(worker)
+            loaded = True
+            return await self._serve(worker)
+        except WorkerDied as death:
+            logger.error("worker died", extra={"fields": {"cause": death.cause, "pid": worker.pid}})
+            if loaded:
+                return death.reason
+            self._metrics.worker_restarted(death.reason)
+            raise ServiceError(503, "worker_died", f"the worker {death.cause} while loading the model") from death
+        finally:
+            self._worker = None
+            await worker.stop()
+
+    async def _load(self, worker: WorkerProcess) -> None:
+        settings = self._settings
+        worker.send(Load(settings.model, str(settings.models_dir), settings.weights, settings.kv, settings.residency))
+        answer = await worker.receive()
+        if isinstance(answer, Refused):
+            raise ServiceError(503, answer.code, answer.message)
+        if not isinstance(answer, Ready):
+            raise RuntimeError(f"expected Ready or Refused from the worker, found {type(answer).__name__}")
+        self.fault, self.is_ready = None, True
+        self._metrics.worker_ready(answer)
+        logger.info("worker ready", extra={"fields": {"pid": worker.pid, "model": settings.model}})
+
+    def _set_fault(self, fault: ServiceError) -> None:
+        """Say so, and fail the jobs that wait for a worker which may never come."""
+        if self.fault is None or self.fault.code != fault.code:
+            logger.error("no worker", extra={"fields": {"code": fault.code, "message": fault.message}})
+        self.fault, self.is_ready = fault, False
+        for job in self._queue.drain():
+            self._end(job, JobState.FAILED, fault)
+
+    async def _fetch(self) -> bool:
+        """Have the engine fetch the published model; False where it could not."""
+        settings = self._settings
+        self.fault = ServiceError(503, "fetching_model", "the model is being fetched; try again shortly")
+        logger.info("fetching model", extra={"fields": {"model": settings.model}})
+        command = ("fetch", settings.model, "--dir", str(settings.models_dir), "--weights", settings.weights)
+        child = await asyncio.create_subprocess_exec(sys.executable, "-m", "engine", *command)
+        try:
+            status = await child.wait()
+        except asyncio.CancelledError:
+            child.terminate()
+            await child.wait()
+            raise
+        if status:
+            self._set_fault(ServiceError(503, "fetch_failed", "the model could not be fetched; the log says why"))
+        return status == 0
+
+    async def _serve(self, worker: WorkerProcess) -> str:
+        """Give the worker jobs until it has had its share; returns the reason for replacing it.
+
+        Raises
+        ------
+        WorkerDied
+        """
+        for _ in range(self._settings.worker_max_jobs):
+            self._running = job = await self._next_job(worker)
+            job.move(JobState.RUNNING)
+            try:
+                async with asyncio.timeout(self._settings.job_deadline_seconds):
+                    self._settle(job, await self._answer(worker, job))
+            except TimeoutError:
+                seconds = self._settings.job_deadline_seconds
+                error = ServiceError(504, "deadline_exceeded", f"the job took longer than {seconds:g} s")
+                self._end(job, JobState.FAILED, error)
+                await worker.kill()
+                return "deadline"
+            except WorkerDied as death:
+                self._lost_worker(job, death)
+                raise
+            finally:
+                self._running = None
+        return "max_jobs"
+
+    async def _next_job(self, worker: WorkerProcess) -> Job:
+        """The next job, while watching that the idle worker lives."""
+        get, death = asyncio.create_task(self._queue.get()), asyncio.create_task(worker.died())
+        try:
+            await asyncio.wait({get, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not get.done():
+                raise death.result()
+            return get.result()
+        except asyncio.CancelledError:
+            if get.done() and not get.cancelled():
+                self._queue.put_back(get.result())
+            raise
+        finally:
+            get.cancel()
+            death.cancel()
+
+    async def _answer(self, worker: WorkerProcess, job: Job) -> Finished | Failed:
+        worker.send(Transcribe(job.id, str(job.path), job.language))
+        while True:
+            answer = await worker.receive()
+            if isinstance(answer, Finished | Failed) and answer.job == job.id:
+                return answer
+
+    def _settle(self, job: Job, answer: Finished | Failed) -> None:
+        self._metrics.timings(answer.timings)
+        if isinstance(answer, Finished):
+            seconds = time.monotonic() - job.queued_at
+            self._mean_seconds += RECENT_WEIGHT * (seconds - self._mean_seconds) if self._mean_seconds else seconds
+            self._end(job, JobState.DONE, answer)
+        elif answer.code == "cancelled":
+            self._end(job, JobState.CANCELLED, _cancelled())
+        else:
+            self._end(job, JobState.FAILED, engine_error(answer.code, answer.message), answer)
+
+    def _lost_worker(self, job: Job, death: WorkerDied) -> None:
+        """Put the job back in front, or fail it with the cause where it has lost its second worker."""
+        if job.is_over:
+            return
+        if job.attempts < MAX_ATTEMPTS:
+            job.move(JobState.QUEUED)
+            self._queue.put_back(job)
+        else:
+            message = f"the worker was lost {job.attempts} times over this recording: {death.cause}"
+            self._end(job, JobState.FAILED, ServiceError(500, "worker_died", message))
+
+    def _end(self, job: Job, state: JobState, outcome: Finished | ServiceError, answer: Failed | None = None) -> None:
+        """Tell the client, remove the recording, count and log. A job ends once; a later end is ignored."""
+        if job.is_over:
+            return
+        job.move(state)
+        self._spool.discard(job.id)
+        if isinstance(outcome, Finished):
+            answer_timings = outcome.timings
+            job.result.set_result(outcome)
+        else:
+            answer_timings = answer.timings if answer else {}
+            job.result.set_exception(outcome)
+            job.result.exception()  # a client that went away does not ask for it
+        self._metrics.job_ended(job, outcome)
+        logger.info("job", extra={"fields": job_fields(job, outcome, answer_timings)})
+
+
+def shutting_down() -> ServiceError:
+    """The answer to what comes, or is still waiting, when the service stops."""
+    return ServiceError(503, "shutting_down", "the service is stopping; try again shortly", headers={"Retry-After": "5"})
+
+
+def _cancelled() -> ServiceError:
+    return ServiceError(499, "cancelled", "the client went away")
+
+
+def job_fields(job: Job, outcome: Finished | ServiceError, timings: dict[str, Any]) -> dict[str, object]:
+    """The one line that tells what became of a job."""
+    fields: dict[str, object] = {"job": job.id, "outcome": job.state.value, "bytes": job.n_bytes}
+    fields |= {"attempts": job.attempts, "upload_seconds": round(job.upload_seconds, 3)}
+    fields["queue_seconds"] = round(job.queue_seconds, 3)
+    if isinstance(outcome, Finished):
+        fields |= {"audio_seconds": round(outcome.seconds, 3), "processing_seconds": round(outcome.processing_seconds, 3)}
+        fields["tokens"] = outcome.n_tokens
+    else:
+        fields["code"] = outcome.code
+    fields["stages"] = {name: round(seconds, 3) for name, seconds, _ in timings.get("stages", [])}
+    return fields

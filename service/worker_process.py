@@ -1,0 +1,111 @@
+"""The worker as the supervisor sees it: a child process that answers messages, or dies of a nameable cause."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+from service.protocol import LENGTH, Message, ProtocolError, body_length, decode, encode
+from service.settings import PREFIX, Settings
+
+STOP_SECONDS = 5.0
+"""A worker whose input has ended has this long to be gone, then it is killed."""
+
+
+class WorkerDied(Exception):
+    """The worker is gone.
+
+    Attributes
+    ----------
+    cause : str
+        For the log and the client, such as `killed by SIGKILL`.
+    reason : str
+        For the metric: `killed` (a signal) or `crashed` (it ended by itself).
+    """
+
+    def __init__(self, cause: str, reason: str) -> None:
+        super().__init__(cause)
+        self.cause, self.reason = cause, reason
+
+
+class WorkerProcess:
+    """One worker; see `start`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
+        self._process, self._stdin, self._stdout = process, stdin, stdout
+
+    @classmethod
+    async def start(cls, settings: Settings) -> WorkerProcess:
+        """Start a worker; it loads no model until it is told to."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "service.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=worker_environment(os.environ, settings.threads),
+        )
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("asyncio gave a child without the pipes that were asked for")
+        return cls(process, process.stdin, process.stdout)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Send without waiting; to a worker that is gone it goes nowhere, and `receive` tells."""
+        self._stdin.write(encode(message))
+
+    async def receive(self) -> Message:
+        """The worker's next message.
+
+        Raises
+        ------
+        WorkerDied
+            It ended, or sent what is no message and was killed for it.
+        """
+        try:
+            prefix = await self._stdout.readexactly(LENGTH.size)
+            return decode(await self._stdout.readexactly(body_length(prefix)))
+        except asyncio.IncompleteReadError:
+            raise await self._death() from None
+        except ProtocolError:
+            self._kill()
+            raise await self._death() from None
+
+    async def died(self) -> WorkerDied:
+        """Wait until the worker is gone, and say how."""
+        return await self._death()
+
+    async def kill(self) -> None:
+        """End the worker now."""
+        self._kill()
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        """End the worker: close its input, and kill it where that is not enough."""
+        self._stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            await self.kill()
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def _death(self) -> WorkerDied:
+        status = await self._process.wait()
+        if status < 0:
+            return WorkerDied(f"killed by {signal.Signals(-status).name}", "killed")
+        return WorkerDied(f"ended with exit status {status}", "crashed")
+
+
+def worker_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The front end's environment without its settings, and with the BLAS's threads."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
+    return kept | {"OPENBLAS_NUM_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
