@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
-import soxr
 
 from engine.dims import SAMPLE_RATE, Float32
 from engine.errors import BadSamples, EmptyAudio, UnsupportedAudio
+from engine.resample import Resampler, UnsupportedRate
 
 BLOCK_SECONDS = 1.0
 """Seconds decoded at a time."""
@@ -25,7 +25,7 @@ def read_blocks(path: Path) -> Iterator[Float32]:
     Yields
     ------
     samples : float32 [n], mono, 16 kHz, n > 0
-        Channels are averaged. Several seconds may come as one block where the resampler holds samples back.
+        Channels are averaged.
 
     Raises
     ------
@@ -49,22 +49,23 @@ def read_blocks(path: Path) -> Iterator[Float32]:
 
 
 def _resampled(sound: soundfile.SoundFile) -> Iterator[Float32]:
-    resampler = None
-    if sound.samplerate != SAMPLE_RATE:
-        resampler = soxr.ResampleStream(sound.samplerate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
     n_samples = 0
-    for block in _mono(sound):
-        samples = block if resampler is None else resampler.resample_chunk(block)
-        n_samples += len(samples)
-        if len(samples):
-            yield samples
-    if resampler is not None:
-        samples = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+    for samples in _mono(sound) if sound.samplerate == SAMPLE_RATE else _converted(sound):
         n_samples += len(samples)
         if len(samples):
             yield samples
     if n_samples == 0:
         raise EmptyAudio("the file holds no samples")
+
+
+def _converted(sound: soundfile.SoundFile) -> Iterator[Float32]:
+    try:
+        resampler = Resampler(sound.samplerate)
+    except UnsupportedRate as error:
+        raise UnsupportedAudio(str(error)) from error
+    for block in _mono(sound):
+        yield resampler.push(block)
+    yield resampler.finish()
 
 
 def _mono(sound: soundfile.SoundFile) -> Iterator[Float32]:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, FetchFailed
 
 WEIGHTS = ("int8", "f16", "f32")
 KV = ("int8", "f32")
@@ -34,10 +34,11 @@ def _say(line: str) -> None:
 
 
 def _fetch(args: argparse.Namespace) -> None:
-    from engine.fetch import fetch, model_directory
+    from engine.fetch import MODELS, fetch, model_directory
 
-    directory = args.dir / f"{args.name}-{args.weights}" if args.dir else None
-    directory = directory or model_directory(data_directory() / "models", args.name, args.weights)
+    if args.name not in MODELS:
+        raise FetchFailed(f"no published model is called {args.name!r}; known: {', '.join(MODELS)}")
+    directory = model_directory(args.dir or data_directory() / "models", args.name, args.weights)
     fetched = fetch(args.name, directory, args.weights, args.hub_endpoint, _say)
     _say(f"{args.name} ({args.weights}) is {'now' if fetched else 'already'} in {directory}")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from engine.checkpoints import Checkpoint
@@ -85,8 +86,8 @@ def convert(
         partial.rename(directory)
         shutil.rmtree(replaced, ignore_errors=True)
         _flush(directory.parent)
-    except OSError as error:
-        raise NotEnoughDisk(f"writing the model failed: {error.strerror}") from error
+    except (OSError, SafetensorError) as error:  # the library's error is the system's, in words
+        raise NotEnoughDisk(f"writing the model failed: {getattr(error, 'strerror', None) or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return manifest

@@ -132,7 +132,7 @@ def fetch(
     hub_endpoint: str = HUB_ENDPOINT,
     report: Callable[[str], None] = lambda line: None,
 ) -> bool:
-    """Have the published model `name` in `directory`, converted; leaves it alone where it is there and whole.
+    """Have the published model `name`, one of `MODELS`, in `directory`, converted; leaves it alone where it is there and whole.
 
     Parameters
     ----------
@@ -149,12 +149,10 @@ def fetch(
     Raises
     ------
     FetchFailed
-        The name is unknown, or no source gave the pinned content.
+        No source gave the pinned content.
     NotEnoughDisk
         Download and conversion would not fit.
     """
-    if name not in MODELS:
-        raise FetchFailed(f"no published model is called {name!r}; known: {', '.join(MODELS)}")
     model = MODELS[name]
     if (directory / MANIFEST_FILE).exists() and _is_whole(directory, report):
         return False

@@ -42,41 +42,48 @@ def mel_filters(n_mels: int) -> Float32:
 
 
 class _SampleReader:
-    """Samples by position from a stream that only moves forward; what lies behind is dropped."""
+    """Samples by position from a stream that only moves forward, kept until they are let go."""
 
     def __init__(self, blocks: Iterator[Float32]) -> None:
         self._blocks = blocks
-        self._held: list[Float32] = []
+        self._held: Float32 = np.zeros(0, np.float32)
         self._origin = 0  # position of the first held sample
-        self._end = 0  # position after the last held sample
         self.ended = False
 
     @property
     def n_samples(self) -> int:
         """Samples seen so far; the recording's length once `ended`."""
-        return self._end
+        return self._origin + len(self._held)
+
+    def let_go(self, before: int) -> None:
+        """Forget the samples before position `before`, which nobody will take again."""
+        passed = min(max(before - self._origin, 0), len(self._held))
+        self._held, self._origin = self._held[passed:], self._origin + passed
 
     def take(self, start: int, stop: int) -> Float32:
-        """Samples `[start, stop)`; `start` never falls. Mirrored before 0 (torch's reflect), zero past the end."""
-        while self._end < stop and not self.ended:
+        """Samples `[start, stop)`, none of them let go. Mirrored before 0 (torch's reflect), zero past the end."""
+        first = max(start, 0)
+        self._read(max(stop, 1 - start))
+        samples: Float32 = np.zeros(max(stop, 1 - start) - first, np.float32)
+        inside = self._held[first - self._origin :][: len(samples)]
+        samples[: len(inside)] = inside
+        if start < 0:  # sample -i is sample i
+            return np.concatenate([samples[-start:0:-1], samples[:stop]])
+        return samples
+
+    def _read(self, stop: int) -> None:
+        """Hold samples up to `stop`, or to the recording's end."""
+        parts = [self._held]
+        end = self.n_samples
+        while end < stop and not self.ended:
             block = next(self._blocks, None)
             if block is None:
                 self.ended = True
             else:
-                self._held.append(block)
-                self._end += len(block)
-        first = max(start, 0)
-        while len(self._held) > 1 and self._origin + len(self._held[0]) <= first:
-            self._origin += len(self._held.pop(0))
-        if len(self._held) > 1:
-            self._held = [np.concatenate(self._held)]
-        held = self._held[0] if self._held else np.zeros(0, np.float32)
-        samples = np.zeros(stop - first, np.float32)
-        inside = held[first - self._origin : stop - self._origin]
-        samples[: len(inside)] = inside
-        if start < 0:
-            samples = np.concatenate([samples[-start:0:-1], samples])
-        return samples
+                parts.append(block)
+                end += len(block)
+        if len(parts) > 1:
+            self._held = np.concatenate(parts)
 
 
 class LogMel:
@@ -125,6 +132,7 @@ class LogMel:
             the next call.
         """
         content = min(self._dims.n_frames, self.n_frames - seek)
+        self._reader.let_go(seek * HOP_LENGTH - HALF_FFT)
         self._window[content:] = 0.0
         for tile in range(0, content, TILE_FRAMES):
             stop = min(tile + TILE_FRAMES, content)
@@ -140,6 +148,7 @@ class LogMel:
         while not reader.ended or frame * HOP_LENGTH - HALF_FFT < reader.n_samples:
             peak = max(peak, self._frames(reader, frame, frame + TILE_FRAMES).max())
             frame += TILE_FRAMES
+            reader.let_go(frame * HOP_LENGTH - HALF_FFT)
         return peak, reader.n_samples
 
     def _frames(self, reader: _SampleReader, start: int, stop: int) -> Float32:

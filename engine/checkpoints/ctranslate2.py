@@ -19,7 +19,7 @@ import numpy as np
 from engine.checkpoints.layout import check_layout
 from engine.checkpoints.vocabulary import read_json, read_vocabulary
 from engine.dims import ModelDimensions
-from engine.errors import CheckpointInvalid
+from engine.errors import CheckpointInvalid, ManifestInvalid
 from engine.tensor_file import TensorEntry
 from engine.tokenizer import Vocabulary
 
@@ -151,7 +151,7 @@ class CTranslate2Checkpoint:
         check_layout({name: self._shape(name) for name in self._sources}, self.dims)
         config = read_json(self.files[1])
         suppress = config.get("suppress_ids", [])
-        self.vocabulary: Vocabulary = read_vocabulary(self.files[2], suppress, self.dims.is_multilingual)
+        self.vocabulary: Vocabulary = read_vocabulary(self.files[2], suppress, self.dims)
 
     def read(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         """Tensor `name` as stored (float32 or float16), a read-only view of the file's mapping."""
@@ -201,17 +201,19 @@ class CTranslate2Checkpoint:
 
         n_audio_ctx, n_audio_state = shape("encoder.positional_embedding", 2)
         n_text_ctx, n_text_state = shape("decoder.positional_embedding", 2)
-        return ModelDimensions.from_json(
-            {
-                "n_mels": shape("encoder.conv1.weight", 3)[1],
-                "n_audio_ctx": n_audio_ctx,
-                "n_audio_state": n_audio_state,
-                "n_audio_head": settings.get("encoder/num_heads", 0),
-                "n_audio_layer": layers("encoder"),
-                "n_vocab": shape("decoder.token_embedding.weight", 2)[0],
-                "n_text_ctx": n_text_ctx,
-                "n_text_state": n_text_state,
-                "n_text_head": settings.get("decoder/num_heads", 0),
-                "n_text_layer": layers("decoder"),
-            }
-        )
+        found = {
+            "n_mels": shape("encoder.conv1.weight", 3)[1],
+            "n_audio_ctx": n_audio_ctx,
+            "n_audio_state": n_audio_state,
+            "n_audio_head": settings.get("encoder/num_heads", 0),
+            "n_audio_layer": layers("encoder"),
+            "n_vocab": shape("decoder.token_embedding.weight", 2)[0],
+            "n_text_ctx": n_text_ctx,
+            "n_text_state": n_text_state,
+            "n_text_head": settings.get("decoder/num_heads", 0),
+            "n_text_layer": layers("decoder"),
+        }
+        try:
+            return ModelDimensions.from_json(found)
+        except ManifestInvalid as error:
+            raise CheckpointInvalid(f"model.bin: {error}") from error

@@ -12,7 +12,7 @@ import numpy as np
 from engine.checkpoints.layout import check_layout
 from engine.checkpoints.vocabulary import read_json, read_vocabulary
 from engine.dims import ModelDimensions
-from engine.errors import CheckpointInvalid
+from engine.errors import CheckpointInvalid, ManifestInvalid
 from engine.tensor_file import TensorEntry, TensorFileError, read_header
 from engine.tokenizer import Vocabulary
 
@@ -104,7 +104,7 @@ class HuggingFaceCheckpoint:
         if (directory / GENERATION_FILE).exists():
             self.files.append(directory / GENERATION_FILE)
             suppress = read_json(directory / GENERATION_FILE).get("suppress_tokens", suppress)
-        self.vocabulary: Vocabulary = read_vocabulary(directory / TOKENIZER_FILE, suppress or [], self.dims.is_multilingual)
+        self.vocabulary: Vocabulary = read_vocabulary(directory / TOKENIZER_FILE, suppress or [], self.dims)
 
     def read(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
         """Tensor `name`, float32 or float16: a view of the file's mapping, or bfloat16 widened exactly to float32."""
@@ -129,9 +129,9 @@ def _weight_files(directory: Path) -> list[Path]:
     index = read_json(directory / INDEX_FILE).get("weight_map")
     if not isinstance(index, dict) or not index:
         raise CheckpointInvalid(f"{INDEX_FILE} has no weight_map")
-    names = sorted(set(index.values()))
-    if any(not isinstance(name, str) or Path(name).name != name for name in names):
+    if any(not isinstance(name, str) or Path(name).name != name for name in index.values()):
         raise CheckpointInvalid(f"{INDEX_FILE} names files outside its own directory")
+    names = sorted(set(index.values()))
     missing = [name for name in names if not (directory / name).exists()]
     if missing:
         raise CheckpointInvalid(f"{', '.join(missing)} is missing beside {INDEX_FILE}")
@@ -163,4 +163,9 @@ def _dims(config: dict[str, Any]) -> ModelDimensions:
     missing = sorted(key for key in fields.values() if key not in config)
     if missing:
         raise CheckpointInvalid(f"{CONFIG_FILE} lacks {', '.join(missing)}")
-    return ModelDimensions.from_json({name: config[key] for name, key in fields.items()})
+    if config.get("activation_function", "gelu") != "gelu":
+        raise CheckpointInvalid(f"{CONFIG_FILE}: activation_function is {config['activation_function']!r}, Whisper's is gelu")
+    try:
+        return ModelDimensions.from_json({name: config[key] for name, key in fields.items()})
+    except ManifestInvalid as error:
+        raise CheckpointInvalid(f"{CONFIG_FILE}: {error}") from error

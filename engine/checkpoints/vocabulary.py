@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import CheckpointInvalid
+from engine.dims import ModelDimensions
+from engine.errors import CheckpointInvalid, ManifestInvalid
 from engine.languages import LANGUAGES
 from engine.tokenizer import SpecialTokens, Vocabulary
 
@@ -43,14 +44,14 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise CheckpointInvalid(f"{path.name} is missing beside the weights") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise CheckpointInvalid(f"{path.name} is no JSON") from error
     if not isinstance(value, dict):
         raise CheckpointInvalid(f"{path.name} is no JSON object")
     return value
 
 
-def read_vocabulary(path: Path, suppress: list[int], multilingual: bool) -> Vocabulary:
+def read_vocabulary(path: Path, suppress: list[int], dims: ModelDimensions) -> Vocabulary:
     """Read the vocabulary from `tokenizer.json` at `path`.
 
     `suppress` is the checkpoint's own list of suppressed tokens; its ids of text are the non-speech tokens.
@@ -58,7 +59,7 @@ def read_vocabulary(path: Path, suppress: list[int], multilingual: bool) -> Voca
     Raises
     ------
     CheckpointInvalid
-        The file is damaged, ids of text tokens leave a hole, or a special token is missing.
+        The file is damaged, ids of text tokens leave a hole, or a special token is missing or beyond `n_vocab`.
     """
     document = read_json(path)
     try:
@@ -79,11 +80,13 @@ def read_vocabulary(path: Path, suppress: list[int], multilingual: bool) -> Voca
             no_timestamps=no_timestamps,
             timestamp_begin=no_timestamps + 1,
             blank=vocab["Ġ"],
-            multilingual=multilingual,
+            multilingual=dims.is_multilingual,
             languages={code: added[f"<|{code}|>"] for code in LANGUAGES if f"<|{code}|>" in added},
-            non_speech=tuple(sorted(int(token) for token in suppress if 0 <= token < eot)),
+            non_speech=tuple(sorted(token for token in suppress if 0 <= token < eot)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+        # What conversion writes must be what loading accepts.
+        SpecialTokens.from_json(json.loads(json.dumps(special.to_json())), dims.n_vocab)
+    except (KeyError, TypeError, ValueError, AttributeError, ManifestInvalid) as error:
         raise CheckpointInvalid(f"{path.name} is no Whisper tokenizer: {error!r}") from error
     return Vocabulary(token_bytes, token_begins, special)
 

@@ -1,0 +1,108 @@
+"""INT8 caches against float32 ones, and the cache's own rules."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.kv_cache import KV_POLICIES, make_caches
+from tests.random_checkpoint import DIMS
+
+RNG = np.random.default_rng(11)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_prefill_equals_one_token_at_a_time(policy: str) -> None:
+    """Causality: a token of a prompt sees what it would have seen alone."""
+    q, k, v = (normal(6, DIMS.n_text_state) for _ in range(3))
+    together, alone = make_caches(policy, DIMS)[0], make_caches(policy, DIMS)[0]
+    together.append(0, k[:2], v[:2])
+    together.advance(2)
+    together.append(0, k[2:], v[2:])
+    expected = together.attend(0, q[2:])
+    for i in range(6):
+        alone.append(0, k[i : i + 1], v[i : i + 1])
+        out = alone.attend(0, q[i : i + 1])
+        alone.advance(1)
+        if i >= 2:
+            assert np.abs(out - expected[i - 2]).max() < 1e-5
+
+
+def test_int8_self_attention_is_near_float32() -> None:
+    q, k, v = (normal(20, DIMS.n_text_state) for _ in range(3))
+    outs = []
+    for policy in ("f32", "int8"):
+        cache = make_caches(policy, DIMS)[0]
+        cache.append(1, k, v)
+        outs.append(cache.attend(1, q))
+    assert 0 < np.abs(outs[0] - outs[1]).max() < 0.03
+
+
+def test_int8_cross_attention_is_near_float32_with_channels_of_any_size() -> None:
+    """A scale per channel: one loud channel must not coarsen the others."""
+    k, v, q = normal(DIMS.n_audio_ctx, 64), normal(DIMS.n_audio_ctx, 64), normal(3, 64)
+    k[:, 5] *= 100
+    v[:, 40] *= 100
+    q[:, 5] /= 100
+    outs = []
+    for policy in ("f32", "int8"):
+        cache = make_caches(policy, DIMS)[1]
+        cache.fill(2, k, v)
+        outs.append(cache.attend(2, q))
+    difference = np.abs(outs[0] - outs[1])
+    difference[:, 40] /= 100
+    assert 0 < difference.max() < 0.03
+
+
+def test_cross_attention_equals_its_definition() -> None:
+    k, v, q = normal(DIMS.n_audio_ctx, 64), normal(DIMS.n_audio_ctx, 64), normal(3, 64)
+    cache = make_caches("f32", DIMS)[1]
+    cache.fill(0, k, v)
+    out = cache.attend(0, q)
+    for head in range(2):
+        columns = slice(32 * head, 32 * head + 32)
+        scores = q[:, columns].astype(np.float64) @ k[:, columns].T / np.sqrt(32)
+        weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        assert np.abs(out[:, columns] - weights @ v[:, columns]).max() < 1e-5
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_silent_keys_and_values_give_no_nan(policy: str) -> None:
+    own, cross = make_caches(policy, DIMS)
+    zeros = np.zeros((4, 64), np.float32)
+    own.append(0, zeros, zeros)
+    cross.fill(0, np.zeros((DIMS.n_audio_ctx, 64), np.float32), np.zeros((DIMS.n_audio_ctx, 64), np.float32))
+    assert not own.attend(0, normal(4, 64)).any()
+    assert not cross.attend(0, normal(4, 64)).any()
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_nothing_grows_and_too_many_tokens_are_refused(policy: str) -> None:
+    cache, _ = make_caches(policy, DIMS)
+    before = cache.n_bytes
+    for _ in range(DIMS.n_text_ctx):
+        cache.append(0, normal(1, 64), normal(1, 64))
+        cache.advance(1)
+    assert cache.n_bytes == before
+    with pytest.raises(ValueError, match="n_text_ctx 32"):
+        cache.append(0, normal(1, 64), normal(1, 64))
+    cache.reset()
+    cache.append(0, normal(1, 64), normal(1, 64))
+
+
+def test_int8_takes_a_quarter() -> None:
+    dims = replace(DIMS, n_audio_ctx=1500)
+    f32, int8 = make_caches("f32", dims), make_caches("int8", dims)
+    assert int8[1].n_bytes < 0.26 * f32[1].n_bytes
+    assert int8[0].n_bytes < 0.3 * f32[0].n_bytes
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="f32, int8"):
+        make_caches("int4", DIMS)

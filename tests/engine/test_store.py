@@ -1,0 +1,244 @@
+"""The shard store: damage is named, streaming gives what residence gives, and what is unmapped is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.checkpoints import open_checkpoint
+from engine.convert import convert
+from engine.errors import EngineError, ManifestInvalid, ModelNotFound, ShardCorrupt, ShardMismatch, ShardMissing
+from engine.shards.manifest import MANIFEST_FILE, read_manifest
+from engine.shards.store import ShardStore
+from engine.timings import LayerTimings
+from tests.random_checkpoint import random_tensors, write_ctranslate2
+
+
+@pytest.fixture(scope="module")
+def whole(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole") / "model"
+    convert(open_checkpoint(random_checkpoint), directory)
+    return directory
+
+
+@pytest.fixture
+def model(whole: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def _flip(data: bytes) -> bytes:
+    spoiled = bytearray(data)
+    spoiled[len(data) * 2 // 3] ^= 1
+    return bytes(spoiled)
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "0_bytes": lambda data: b"",
+    "7_bytes": lambda data: data[:7],
+    "header_only": lambda data: data[: 8 + struct.unpack("<Q", data[:8])[0]],
+    "half": lambda data: data[: len(data) // 2],
+    "one_byte_short": lambda data: data[:-1],
+    "16_extra_bytes": lambda data: data + b"\0" * 16,
+    "one_flipped_bit": _flip,
+    "header_of_2_62": lambda data: struct.pack("<Q", 1 << 62) + data[8:],
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("file", ["encoder-02-03.safetensors", "decoder-embedding.safetensors", "vocabulary.safetensors"])
+def test_a38_damaged_shard_is_named(file: str, damage: str, model: Path) -> None:
+    path = model / file
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    with pytest.raises(ShardCorrupt, match=file):
+        ShardStore(model)
+
+
+@pytest.mark.parametrize("index", [0, 3, 6])
+def test_a39_missing_shard_is_named_whatever_else_lies_there(index: int, model: Path) -> None:
+    file = read_manifest(model).files[index].file
+    shutil.copy(model / file, model / "copy.safetensors")  # the number of files is right again
+    (model / file).unlink()
+    with pytest.raises(ShardMissing, match=file):
+        ShardStore(model)
+
+
+def test_a39_swapped_shards_are_refused(model: Path) -> None:
+    a, b = model / "encoder-00-02.safetensors", model / "decoder-00-02.safetensors"
+    a.rename(model / "x")
+    b.rename(a)
+    (model / "x").rename(b)
+    with pytest.raises(ShardCorrupt, match="encoder-00-02"):
+        ShardStore(model)
+
+
+def test_a39_strangers_are_ignored(model: Path) -> None:
+    for name in (".DS_Store", "._encoder-stem.safetensors", "x.part", "other.safetensors"):
+        (model / name).write_bytes(b"junk")
+    ShardStore(model).close()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads any file")
+def test_a39_unreadable_shard_is_named(model: Path) -> None:
+    (model / "encoder-stem.safetensors").chmod(0)
+    with pytest.raises(ShardMissing, match="encoder-stem"):
+        ShardStore(model)
+
+
+def test_a_shard_of_another_checkpoint_is_a_mismatch(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_ctranslate2(other, tensors=random_tensors(seed=1))
+    convert(open_checkpoint(other), tmp_path / "other-model")
+    shutil.copy(tmp_path / "other-model" / "decoder-00-02.safetensors", model)
+    with pytest.raises(ShardMismatch, match="decoder-00-02"):
+        ShardStore(model)
+
+
+def test_the_manifest_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    write_ctranslate2(other, tensors=random_tensors(seed=1))
+    convert(open_checkpoint(other), tmp_path / "other-model")
+    shutil.copy(tmp_path / "other-model" / MANIFEST_FILE, model)
+    with pytest.raises(ShardMismatch):
+        ShardStore(model)
+
+
+def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        value = json.loads(path.read_text())
+        change(value)
+        path.write_text(json.dumps(value))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text("{"),
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        _edit(lambda m: m.update(version=2)),
+        _edit(lambda m: m.pop("dims")),
+        _edit(lambda m: m["dims"].update(n_audio_state=65)),
+        _edit(lambda m: m["dims"].update(n_vocab=10**12)),
+        _edit(lambda m: m["dims"].update(n_text_layer=True)),
+        _edit(lambda m: m["dims"].update(n_text_layer=4)),
+        _edit(lambda m: m["files"].pop(1)),
+        _edit(lambda m: m["files"][1].update(layers=[0, 3])),
+        _edit(lambda m: m["files"][0].update(file="../encoder-stem.safetensors")),
+        _edit(lambda m: m["files"][0].update(file="/etc/passwd")),
+        _edit(lambda m: m["files"][0].update(tensors={})),
+        _edit(lambda m: m["files"].append(m["files"][0])),
+        _edit(lambda m: m["special_tokens"].update(eot=10**6)),
+        _edit(lambda m: m["special_tokens"].pop("languages")),
+    ],
+)
+def test_a_damaged_manifest_is_refused(damage: Callable[[Path], None], model: Path) -> None:
+    damage(model / MANIFEST_FILE)
+    with pytest.raises(ManifestInvalid):
+        ShardStore(model)
+
+
+def test_no_manifest_says_how_to_get_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="thimble fetch"):
+        ShardStore(tmp_path)
+
+
+def _mappings(directory: Path) -> list[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line.rsplit("/", 1)[1] for line in lines if str(directory) in line]
+
+
+LAYERS = [("encoder", "stem"), *(("encoder", str(i)) for i in range(3)), ("encoder", "ln_post")]
+LAYERS += [("decoder", "embedding"), *(("decoder", str(i)) for i in range(3)), ("decoder", "embedding")]
+
+
+def test_streaming_maps_one_shard_at_a_time_and_residence_keeps_all(model: Path) -> None:
+    stream, resident = ShardStore(model, "stream"), ShardStore(model, "resident")
+    assert not _mappings(model)
+    timings = LayerTimings()
+    for stack, layer in LAYERS:
+        with stream.layer(stack, layer, timings) as weights:
+            assert len(_mappings(model)) == 1
+            assert weights
+    assert timings.shard_loads == 7  # the embedding begins and ends a step
+    stream.close()
+    assert not _mappings(model)
+    for _ in range(2):
+        for stack, layer in LAYERS:
+            with resident.layer(stack, layer, timings):
+                pass
+    assert len(_mappings(model)) == 6
+    assert timings.shard_loads == 7 + 6
+    resident.close()
+    assert not _mappings(model)
+
+
+def test_every_layer_has_its_own_load_and_compute(model: Path) -> None:
+    store, timings = ShardStore(model, "stream"), LayerTimings()
+    for stack, layer in LAYERS:
+        with store.layer(stack, layer, timings):
+            pass
+    store.close()
+    assert set(timings.load) == set(timings.compute) == set(LAYERS)
+    assert timings.load["decoder", "embedding"].count == 2
+
+
+def test_weights_are_views_of_the_mapping_and_read_only(model: Path) -> None:
+    store = ShardStore(model)
+    with store.layer("decoder", "0", LayerTimings()) as weights:
+        weight = weights["attn.query.weight"]
+        assert weight.data.base is not None
+        assert not weight.data.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            weight.data[0, 0] = 1
+    del weight
+    store.close()
+
+
+def test_a_view_that_outlives_its_layer_is_found_out(model: Path) -> None:
+    """The mapping cannot go away under a live view: the fault shows at once, not as a crash later."""
+    store = ShardStore(model, "stream")
+    with store.layer("decoder", "0", LayerTimings()) as weights:
+        kept = weights["attn.query.weight"].data
+    with pytest.raises(BufferError):
+        store.close()
+    del kept
+
+
+def test_a_shard_that_shrinks_after_the_start_is_refused(model: Path) -> None:
+    store = ShardStore(model)
+    path = model / "decoder-00-02.safetensors"
+    path.write_bytes(path.read_bytes()[:-4096])
+    with pytest.raises(EngineError, match="decoder-00-02"), store.layer("decoder", "0", LayerTimings()):
+        pass
+
+
+def test_no_descriptor_stays_open(model: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(20):
+        store = ShardStore(model, "stream")
+        for stack, layer in LAYERS:
+            with store.layer(stack, layer, LayerTimings()):
+                pass
+        store.close()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_vocabulary_is_a_copy_that_outlives_the_store(model: Path) -> None:
+    store = ShardStore(model)
+    vocabulary = store.vocabulary()
+    store.close()
+    assert vocabulary.token_bytes.tobytes()[:256] == bytes(range(256))
+    assert vocabulary.token_begins.dtype == np.uint32
