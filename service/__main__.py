@@ -21,8 +21,10 @@ class _Server(uvicorn.Server):
     """Stops taking jobs at the signal, not only once the last connection is gone."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains, the second exits at once. uvicorn's own would end the process by the signal, not with 0."""
         self.config.app.state.supervisor.drain()  # type: ignore[union-attr]
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def main() -> int:

@@ -1,0 +1,72 @@
+# make demo   transcribe a recording end to end and show where the time went
+# make test   all default tests
+# make check  lint, types, layers and tests
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+AUDIO ?= tests/recordings/demo.flac
+export THIMBLE_DATA_DIR ?= $(CURDIR)/.thimble
+MODEL ?= tiny.en
+
+.PHONY: demo test check run lint types layers test-slow test-parity model clean
+
+demo: $(VENV)/.installed model
+	$(BIN)/python deploy/demo.py "$(AUDIO)"
+
+test: $(VENV)/.tested model
+	@$(BIN)/thimble fetch $(MODEL) --weights f16
+	$(BIN)/python -m pytest -m "not slow and not parity"
+
+check: lint types layers test
+
+run: $(VENV)/.installed model
+	@echo 'curl -F file=@$(AUDIO) http://127.0.0.1:$${THIMBLE_PORT:-8000}/transcribe'
+	$(BIN)/python -m service
+
+lint: $(VENV)/.checked
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.checked
+	$(BIN)/mypy
+
+layers: $(VENV)/.checked
+	$(BIN)/lint-imports
+
+# Long, or in need of packages that the default run does not install (torch, transformers).
+test-slow: $(VENV)/.tested model
+	$(BIN)/python -m pytest -m slow
+
+# Against recordings and answers beside the project (THIMBLE_SHARED, by default ../shared).
+test-parity: $(VENV)/.measured model
+	@$(BIN)/thimble fetch $(MODEL) --weights f16
+	$(BIN)/python -m pytest -m parity
+
+model: $(VENV)/.installed
+	@$(BIN)/thimble fetch $(MODEL)
+
+clean:
+	rm -rf $(VENV) .thimble
+
+# Each stamp is newer than pyproject.toml once its extras are installed; nothing is asked of the network after that.
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON="; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "venv is missing: sudo apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.tested: pyproject.toml $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/.checked: pyproject.toml $(VENV)/.tested
+	$(BIN)/pip install --quiet --editable '.[test,check]'
+	@touch $@
+
+$(VENV)/.measured: pyproject.toml $(VENV)/.tested
+	$(BIN)/pip install --quiet --editable '.[test,measure]'
+	@touch $@
