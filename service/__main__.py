@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from service.app import create_app
 from service.logs import configure_logs, logger
 from service.settings import PREFIX, read_settings
+from service.supervisor import Supervisor
 
 STOP_SLACK_SECONDS = 2.0
 """After the drain time, for the last answers to leave."""
@@ -22,9 +23,13 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal drains, the second exits at once. uvicorn's own would end the process by the signal, not with 0."""
-        self.config.app.state.supervisor.drain()  # type: ignore[union-attr]
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        supervisor: Supervisor = self.config.app.state.supervisor  # type: ignore[union-attr]
+        if self.should_exit:
+            supervisor.abandon()
+            self.force_exit = True
+        else:
+            supervisor.drain()
+            self.should_exit = True
 
 
 def main() -> int:

@@ -70,7 +70,7 @@ class Supervisor:
         """Take no new job; those accepted have the drain time to finish, then they fail."""
         if not self.draining:
             self.draining = True
-            asyncio.get_running_loop().call_later(self._settings.drain_seconds, self._fail_all)
+            asyncio.get_running_loop().call_later(self._settings.drain_seconds, self.abandon)
 
     async def stop(self) -> None:
         """End the worker; jobs still there fail as `shutting_down`."""
@@ -78,9 +78,10 @@ class Supervisor:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        self._fail_all()
+        self.abandon()
 
-    def _fail_all(self) -> None:
+    def abandon(self) -> None:
+        """Fail every job that is still there as `shutting_down`, so that its client hears of it."""
         jobs = self._queue.drain() + ([self._running] if self._running else [])
         for job in jobs:
             self._end(job, JobState.FAILED, shutting_down())

@@ -1,6 +1,6 @@
 """How many transcripts equal openai/whisper's recorded ones, to the character, and how far segment times are off.
 
-    python tests/benchmarks/parity.py --model DIR [--kv f32] [--first 100] [--set NAME] RECORDED.jsonl SPEECH_DIR
+    python -m tests.benchmarks.parity --model DIR [--kv f32] [--first 100] [--set NAME] RECORDED.jsonl SPEECH_DIR
 
 RECORDED has one JSON object a line: path, text, segments `[start, end, text]`. Differences are printed, then the counts.
 """
@@ -9,13 +9,59 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from engine.errors import EngineError
 from engine.timings import LayerTimings
-from engine.transcribe import Engine
+from engine.transcribe import Engine, Transcript
 
 TIME_TOLERANCE_SECONDS = 0.021
+
+
+@dataclass
+class Parity:
+    """Counts over the recordings compared, and the differences in words."""
+
+    n: int = 0
+    equal: int = 0
+    equal_times: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.equal} of {self.n} texts equal, {self.equal_times} with equal times"
+
+
+def compare(engine: Engine, rows: list[dict[str, Any]], speech: Path, language: str | None = "en") -> Parity:
+    """Transcribe each row's recording and compare with what the row says."""
+    parity = Parity()
+    for row in rows:
+        parity.n += 1
+        try:
+            transcript = engine.transcribe(speech / row["path"], LayerTimings(), language)
+        except EngineError as error:
+            parity.differences.append(f"{row['path']} refused: {error.code}")
+            continue
+        parity.equal_times += _same_times(transcript, row["segments"])
+        if transcript.text == row["text"]:
+            parity.equal += 1
+        else:
+            parity.differences.append(f"{row['path']}\n  theirs {row['text']!r}\n  ours   {transcript.text!r}")
+    return parity
+
+
+def _same_times(transcript: Transcript, recorded: list[Any]) -> bool:
+    ours = [(segment.start, segment.end) for segment in transcript.segments]
+    theirs = [(start, end) for start, end, _ in recorded]
+    if len(ours) != len(theirs):
+        return False
+    differences = [abs(a - b) for left, right in zip(ours, theirs, strict=True) for a, b in zip(left, right, strict=True)]
+    return max(differences, default=0.0) <= TIME_TOLERANCE_SECONDS
+
+
+def read_recorded(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def main() -> None:
@@ -24,31 +70,14 @@ def main() -> None:
     parser.add_argument("speech", type=Path)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--kv", default="f32")
-    parser.add_argument("--language", default="en")
+    parser.add_argument("--language", default="en", help="'detect' for multilingual weights")
     parser.add_argument("--first", type=int)
-    parser.add_argument("--set", help="only paths that start with this")
+    parser.add_argument("--set", default="", help="only paths that start with this")
     args = parser.parse_args()
-    engine = Engine(args.model, args.kv, "resident")
-    rows = [json.loads(line) for line in args.recorded.read_text().splitlines()][: args.first]
-    rows = [row for row in rows if not args.set or row["path"].startswith(args.set)]
-    equal = same_times = refused = 0
-    for row in rows:
-        try:
-            language = args.language if args.language != "recorded" else None
-            transcript = engine.transcribe(args.speech / row["path"], LayerTimings(), language)
-        except EngineError as error:
-            refused += 1
-            print(f"refused {row['path']}: {error.code}", flush=True)
-            continue
-        times = [(segment.start, segment.end) for segment in transcript.segments]
-        recorded = [(start, end) for start, end, _ in row["segments"]]
-        pairs = [abs(a - b) for left, right in zip(times, recorded, strict=False) for a, b in zip(left, right, strict=True)]
-        same_times += len(times) == len(recorded) and max(pairs, default=0.0) <= TIME_TOLERANCE_SECONDS
-        if transcript.text == row["text"]:
-            equal += 1
-        else:
-            print(f"differs {row['path']}\n  theirs {row['text']!r}\n  ours   {transcript.text!r}", flush=True)
-    print(f"{equal} of {len(rows)} texts equal, {same_times} with equal times, {refused} refused")
+    rows = [row for row in read_recorded(args.recorded)[: args.first] if row["path"].startswith(args.set)]
+    language = None if args.language == "detect" else args.language
+    parity = compare(Engine(args.model, args.kv), rows, args.speech, language)
+    print(*parity.differences, parity, sep="\n")
 
 
 if __name__ == "__main__":

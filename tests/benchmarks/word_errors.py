@@ -1,6 +1,6 @@
 """Word error rate over a set of recordings with transcripts, and what it took.
 
-    python tests/benchmarks/word_errors.py --set librispeech-test-other --model DIR=KV [--model DIR=KV …] SPEECH_DIR
+    python -m tests.benchmarks.word_errors --set librispeech-test-other --model DIR=KV [--model DIR=KV …] SPEECH_DIR
 
 SPEECH_DIR holds manifest.jsonl: path, set, language, text. Both sides go through Whisper's English normaliser (the
 whisper-normalizer package); errors are summed over the set (the jiwer package).
@@ -11,13 +11,55 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jiwer
 from whisper_normalizer.english import EnglishTextNormalizer
 
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
+
+normalise = EnglishTextNormalizer()
+
+
+@dataclass(frozen=True)
+class WordErrors:
+    heard: list[str]
+    percent: float
+    words: int
+    errors: tuple[int, int, int]  # substitutions, deletions, insertions
+    seconds: float
+    audio_seconds: float
+
+    def __str__(self) -> str:
+        s, d, i = self.errors
+        return (
+            f"{self.percent:.2f} % of {self.words} words wrong in {len(self.heard)} recordings (S {s} D {d} I {i}), "
+            f"{self.seconds:.0f} s for {self.audio_seconds:.0f} s of sound: real-time factor "
+            f"{self.seconds / self.audio_seconds:.2f}"
+        )
+
+
+def read_set(speech: Path, *sets: str) -> list[dict[str, Any]]:
+    """Rows of the manifest that belong to the sets and have a transcript."""
+    rows = [json.loads(line) for line in (speech / "manifest.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row for row in rows if row["set"] in sets and row["text"]]
+
+
+def evaluate(engine: Engine, rows: list[dict[str, Any]], speech: Path) -> WordErrors:
+    """Transcribe every row's recording and sum the errors."""
+    started, audio_seconds, heard = time.perf_counter(), 0.0, []
+    for row in rows:
+        transcript = engine.transcribe(speech / row["path"], LayerTimings(), "en")
+        audio_seconds += transcript.seconds
+        heard.append(normalise(transcript.text))
+    seconds = time.perf_counter() - started
+    output = jiwer.process_words([normalise(row["text"]) for row in rows], heard)
+    words = output.hits + output.substitutions + output.deletions
+    errors = (output.substitutions, output.deletions, output.insertions)
+    return WordErrors(heard, 100 * output.wer, words, errors, seconds, audio_seconds)
 
 
 def main() -> None:
@@ -26,32 +68,14 @@ def main() -> None:
     parser.add_argument("--set", action="append", required=True)
     parser.add_argument("--model", action="append", required=True, metavar="DIR=KV")
     args = parser.parse_args()
-    normalise = EnglishTextNormalizer()
-    rows = [json.loads(line) for line in (args.speech / "manifest.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if row["set"] in args.set and row["text"]]
-    texts: list[list[str]] = []
+    rows = read_set(args.speech, *args.set)
+    first: list[str] = []
     for variant in args.model:
         directory, _, kv = variant.rpartition("=")
-        engine = Engine(Path(directory), kv)
-        started, audio_seconds = time.perf_counter(), 0.0
-        heard = []
-        for row in rows:
-            transcript = engine.transcribe(args.speech / row["path"], LayerTimings(), "en")
-            audio_seconds += transcript.seconds
-            heard.append(normalise(transcript.text))
-        wall = time.perf_counter() - started
-        texts.append(heard)
-        output = jiwer.process_words([normalise(row["text"]) for row in rows], heard)
-        changed = sum(a != b for a, b in zip(heard, texts[0], strict=True))
-        words = output.hits + output.substitutions + output.deletions
-        print(
-            f"{variant}: {100 * output.wer:.2f} % of {words} words wrong in {len(rows)} recordings "
-            f"(S {output.substitutions} D {output.deletions} I {output.insertions}), {changed} transcripts differ from "
-            f"the first variant's, {wall:.0f} s for {audio_seconds:.0f} s of sound "
-            f"(real-time factor {wall / audio_seconds:.2f})",
-            flush=True,
-        )
-        engine.close()
+        result = evaluate(Engine(Path(directory), kv), rows, args.speech)
+        first = first or result.heard
+        changed = sum(a != b for a, b in zip(result.heard, first, strict=True))
+        print(f"{variant}: {result}, {changed} transcripts differ from the first variant's", flush=True)
 
 
 if __name__ == "__main__":
