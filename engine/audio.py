@@ -5,7 +5,7 @@ What the file is, its bytes decide; its name is never looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,13 @@ BLOCK_SECONDS = 1.0
 """Seconds decoded at a time."""
 
 
-def read_blocks(path: Path) -> Iterator[Float32]:
-    """Decode `path` from its start.
+def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Iterator[Float32]:
+    """Decode `path` from its start, up to its end or to where it is damaged.
+
+    Parameters
+    ----------
+    on_damage : callable
+        Called once where the data break off after something was decoded: what follows is missing.
 
     Yields
     ------
@@ -32,7 +37,7 @@ def read_blocks(path: Path) -> Iterator[Float32]:
     EmptyAudio
         Zero bytes or zero frames.
     UnsupportedAudio
-        libsndfile does not know the form, or the data break off with nothing decoded.
+        libsndfile does not know the form, or the data are damaged with nothing decoded.
     BadSamples
         A sample is NaN or infinite.
     """
@@ -45,38 +50,44 @@ def read_blocks(path: Path) -> Iterator[Float32]:
         except soundfile.LibsndfileError as error:
             raise UnsupportedAudio(f"libsndfile cannot read the file: {error.error_string}") from error
         with sound:
-            yield from _resampled(sound)
+            mono = _mono(sound, on_damage)
+            n_samples = 0
+            for samples in mono if sound.samplerate == SAMPLE_RATE else _resampled(mono, sound.samplerate):
+                n_samples += len(samples)
+                if len(samples):
+                    yield samples
+            if n_samples == 0:
+                raise EmptyAudio("the file holds no samples")
 
 
-def _resampled(sound: soundfile.SoundFile) -> Iterator[Float32]:
-    n_samples = 0
-    for samples in _mono(sound) if sound.samplerate == SAMPLE_RATE else _converted(sound):
-        n_samples += len(samples)
-        if len(samples):
-            yield samples
-    if n_samples == 0:
-        raise EmptyAudio("the file holds no samples")
-
-
-def _converted(sound: soundfile.SoundFile) -> Iterator[Float32]:
+def _resampled(blocks: Iterator[Float32], rate: int) -> Iterator[Float32]:
     try:
-        resampler = Resampler(sound.samplerate)
+        resampler = Resampler(rate)
     except UnsupportedRate as error:
         raise UnsupportedAudio(str(error)) from error
-    for block in _mono(sound):
+    for block in blocks:
         yield resampler.push(block)
     yield resampler.finish()
 
 
-def _mono(sound: soundfile.SoundFile) -> Iterator[Float32]:
-    block_frames = max(1, int(sound.samplerate * BLOCK_SECONDS))
+def _mono(sound: soundfile.SoundFile, on_damage: Callable[[], None]) -> Iterator[Float32]:
+    block = np.empty((max(1, int(sound.samplerate * BLOCK_SECONDS)), sound.channels), np.float32)
+    n_decoded = 0
     while True:
+        damage = None
         try:
-            block = sound.read(block_frames, dtype="float32", always_2d=True)
+            n = len(sound.read(out=block))
         except soundfile.LibsndfileError as error:
-            raise UnsupportedAudio(f"libsndfile stopped in the data: {error.error_string}") from error
-        if not len(block):
-            return
-        if not np.isfinite(block).all():
+            damage = error
+            n = max(0, min(sound.tell() - n_decoded, len(block)))  # decoded before it failed, and in `block`
+        n_decoded += n
+        if not np.isfinite(block[:n]).all():
             raise BadSamples("the file holds samples that are no finite number")
-        yield np.ascontiguousarray(block.mean(axis=1, dtype=np.float32))
+        if n:
+            yield block[:n].mean(axis=1, dtype=np.float32)
+        if damage is not None:
+            if n_decoded == 0:
+                raise UnsupportedAudio(f"libsndfile cannot decode the data: {damage.error_string}") from damage
+            on_damage()
+        if damage is not None or n == 0:
+            return

@@ -34,7 +34,8 @@ def _say(line: str) -> None:
 
 
 def _fetch(args: argparse.Namespace) -> None:
-    from engine.fetch import MODELS, fetch, model_directory
+    from engine.fetch import fetch
+    from engine.published import MODELS, model_directory
 
     if args.name not in MODELS:
         raise FetchFailed(f"no published model is called {args.name!r}; known: {', '.join(MODELS)}")
@@ -71,7 +72,7 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _transcribe(args: argparse.Namespace) -> None:
-    from engine.fetch import model_directory
+    from engine.published import model_directory
     from engine.timings import LayerTimings
     from engine.transcribe import Engine
 

@@ -19,6 +19,8 @@ N_FFT = 400
 """Samples per short-time Fourier transform."""
 HOP_LENGTH = 160
 """Samples from one frame to the next: a frame is 10 ms."""
+CONV_WIDTH = 3
+"""Kernel width of both convolutions (openai/whisper model.py)."""
 FRAMES_PER_POSITION = 2
 """Mel frames per encoder position (the stride of the second convolution)."""
 SECONDS_PER_POSITION = FRAMES_PER_POSITION * HOP_LENGTH / SAMPLE_RATE

@@ -37,6 +37,8 @@ class Transcript:
         The recording's length.
     n_tokens : int
         Sampled tokens.
+    is_partial : bool
+        The file was damaged, and what lies behind the damage is missing.
     """
 
     text: str
@@ -44,6 +46,7 @@ class Transcript:
     seconds: float
     segments: tuple[Segment, ...]
     n_tokens: int
+    is_partial: bool
 
 
 class Engine:
@@ -112,8 +115,14 @@ class Engine:
         if code is None and not self._tokenizer.special.multilingual:
             code = "en"
 
+        is_partial = False
+
+        def note_damage() -> None:
+            nonlocal is_partial
+            is_partial = True
+
         def blocks() -> Iterator[Float32]:
-            for block in read_blocks(path):
+            for block in read_blocks(path, note_damage):
                 check()
                 yield block
 
@@ -143,7 +152,7 @@ class Engine:
             seek += advance
         # Joined by tokens, not by text: a character may lie across two segments.
         text = self._tokenizer.decode(token for segment in segments for token in segment.tokens)
-        return Transcript(text, code or "", log_mel.seconds, tuple(segments), n_tokens)
+        return Transcript(text, code or "", log_mel.seconds, tuple(segments), n_tokens, is_partial)
 
     def close(self) -> None:
         """Unmap the weights."""

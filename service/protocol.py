@@ -67,6 +67,8 @@ class Finished:
 
     Attributes
     ----------
+    is_partial : bool
+        The recording was damaged; the text is of what could be decoded.
     segments : list of dict
         `engine.segments.Segment`'s fields.
     timings : dict
@@ -79,6 +81,7 @@ class Finished:
     seconds: float
     n_tokens: int
     processing_seconds: float
+    is_partial: bool = False
     segments: list[dict[str, Any]] = field(default_factory=list)
     timings: dict[str, Any] = field(default_factory=dict)
 

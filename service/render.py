@@ -9,6 +9,8 @@ from service.protocol import Finished
 from service.schemas import TranscriptBody
 
 RESPONSE_FORMATS = ("json", "text")
+WARNING_HEADER = "X-Thimble-Warning"
+"""Says `partial_audio` where the recording was damaged: the text is of what could be decoded."""
 
 
 def check_format(name: str) -> str:
@@ -28,6 +30,7 @@ def check_format(name: str) -> str:
 def render(finished: Finished, response_format: str) -> Response:
     """The response in a format that `check_format` let through."""
     text = finished.text.strip()
+    headers = {WARNING_HEADER: "partial_audio"} if finished.is_partial else {}
     if response_format == "text":
-        return PlainTextResponse(text + "\n")
-    return JSONResponse(TranscriptBody(text=text).model_dump())
+        return PlainTextResponse(text + "\n", headers=headers)
+    return JSONResponse(TranscriptBody(text=text).model_dump(), headers=headers)

@@ -266,7 +266,7 @@ def job_fields(job: Job, outcome: Finished | ServiceError, timings: dict[str, An
     fields["queue_seconds"] = round(job.queue_seconds, 3)
     if isinstance(outcome, Finished):
         fields |= {"audio_seconds": round(outcome.seconds, 3), "processing_seconds": round(outcome.processing_seconds, 3)}
-        fields["tokens"] = outcome.n_tokens
+        fields |= {"tokens": outcome.n_tokens, "partial": outcome.is_partial}
     else:
         fields["code"] = outcome.code
     fields["stages"] = {name: round(seconds, 3) for name, seconds, _ in timings.get("stages", [])}

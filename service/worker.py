@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import EngineError
-from engine.fetch import model_directory
+from engine.published import model_directory
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from service.protocol import (
@@ -101,6 +101,7 @@ def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Fa
         seconds=transcript.seconds,
         n_tokens=transcript.n_tokens,
         processing_seconds=time.perf_counter() - started,
+        is_partial=transcript.is_partial,
         segments=[asdict(segment) for segment in transcript.segments],
         timings=timings.to_json(),
     )

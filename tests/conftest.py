@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.cli import data_directory
-from engine.fetch import fetch, model_directory
+from engine.fetch import fetch
+from engine.published import model_directory
 from tests.random_checkpoint import write_ctranslate2
 
 RECORDINGS = Path(__file__).parent / "recordings"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from engine.dims import ModelDimensions
+from engine.dims import CONV_WIDTH, ModelDimensions
 from engine.errors import CheckpointInvalid
-
-CONV_WIDTH = 3
-"""Kernel width of both convolutions (openai/whisper model.py)."""
 
 MAX_NAMES_IN_A_MESSAGE = 8
 

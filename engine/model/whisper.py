@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.checkpoints.layout import CONV_WIDTH
-from engine.dims import Float32, ModelDimensions
+from engine.dims import CONV_WIDTH, Float32, ModelDimensions
 from engine.kv_cache import make_caches
 from engine.model.decoder import TextDecoder
 from engine.model.encoder import AudioEncoder

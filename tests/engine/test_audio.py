@@ -79,6 +79,27 @@ def test_a12_samples_that_are_no_number_are_refused(value: float, tmp_path: Path
         samples(tmp_path / "x.wav")
 
 
+def test_a06_a_damaged_end_costs_only_what_lies_behind_it(tmp_path: Path) -> None:
+    """A FLAC whose last frame is broken: libsndfile reports an error after everything before it was decoded."""
+    noise = (0.1 * np.random.default_rng(0).standard_normal(5 * SAMPLE_RATE)).astype(np.float32)
+    soundfile.write(tmp_path / "x.flac", noise, SAMPLE_RATE)
+    data = bytearray((tmp_path / "x.flac").read_bytes())
+    data[len(data) * 6 // 10 :] = bytes(len(data) - len(data) * 6 // 10)
+    (tmp_path / "x.flac").write_bytes(data)
+    told: list[int] = []
+    found = np.concatenate(list(read_blocks(tmp_path / "x.flac", lambda: told.append(1))))
+    assert told == [1]
+    assert 2.5 * SAMPLE_RATE < len(found) < 3.2 * SAMPLE_RATE
+    assert np.abs(found[: 2 * SAMPLE_RATE] - noise[: 2 * SAMPLE_RATE]).max() < 1e-4
+
+
+def test_a_whole_file_is_not_called_damaged(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "x.flac", tone(SAMPLE_RATE), SAMPLE_RATE)
+    told: list[int] = []
+    assert list(read_blocks(tmp_path / "x.flac", lambda: told.append(1)))
+    assert not told
+
+
 def test_a_file_is_closed_after_every_end(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
     soundfile.write(good, tone(8000), 8000, format="WAV")

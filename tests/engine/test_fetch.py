@@ -15,7 +15,8 @@ from engine import fetch as fetching
 from engine.checkpoints import open_checkpoint
 from engine.convert import content_digest
 from engine.errors import FetchFailed, ModelNotFound, NotEnoughDisk
-from engine.fetch import PublishedModel, Wheel, fetch, model_directory
+from engine.fetch import fetch
+from engine.published import PublishedModel, Wheel, model_directory
 from engine.shards.manifest import file_sha256, read_manifest, verify
 from tests.random_checkpoint import random_tensors, write_ctranslate2, write_huggingface
 
