@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.audio import read_blocks
-from engine.decoding import DecodingOptions, DecodingTask
+from engine.decoding import DecodingOptions, DecodingResult, DecodingTask
 from engine.dims import Float32
 from engine.errors import Cancelled
 from engine.mel import LogMel
@@ -111,10 +111,6 @@ class Engine:
             if should_stop():
                 raise Cancelled("the caller asked to stop")
 
-        code = None if language is None else self._tokenizer.language(language)
-        if code is None and not self._tokenizer.special.multilingual:
-            code = "en"
-
         is_partial = False
 
         def note_damage() -> None:
@@ -126,33 +122,41 @@ class Engine:
                 check()
                 yield block
 
+        code = self._language(language)
         with timings.stage("audio"):
             log_mel = LogMel(blocks, self._model.dims)
         segments: list[Segment] = []
         seek = n_tokens = 0
         while seek < log_mel.n_frames:
-            n_frames = min(self._model.dims.n_frames, log_mel.n_frames - seek)
             with timings.stage("mel"):
                 window = log_mel.window(seek)
             self._model.begin_window(window, timings, check)
-            if code is None:
-                code = self._task.detect_language(timings)
+            code = code or self._task.detect_language(timings)
             # The text so far helps with the next window's names and spelling (the reference's
             # `condition_on_previous_text`).
             prompt = tuple(token for segment in segments for token in segment.tokens)
             result = self._task.run(DecodingOptions(code, prompt=prompt), timings, check)
+            found, advance = self._segments(result, seek, min(self._model.dims.n_frames, log_mel.n_frames - seek))
+            segments += found
             n_tokens += len(result.tokens)
-            if result.no_speech_prob > NO_SPEECH_THRESHOLD and result.avg_logprob <= LOGPROB_THRESHOLD:
-                seek += n_frames
-                continue
-            spans, advance = split_window(result.tokens, self._tokenizer.special.timestamp_begin, n_frames)
-            for span in spans:
-                confidence = result.avg_logprob, result.no_speech_prob
-                segments.append(make_segment(span, self._tokenizer, seek, n_frames, *confidence))
             seek += advance
         # Joined by tokens, not by text: a character may lie across two segments.
         text = self._tokenizer.decode(token for segment in segments for token in segment.tokens)
         return Transcript(text, code or "", log_mel.seconds, tuple(segments), n_tokens, is_partial)
+
+    def _language(self, language: str | None) -> str | None:
+        """The code to decode with; None where it is to be detected."""
+        if language is not None:
+            return self._tokenizer.language(language)
+        return None if self._tokenizer.special.multilingual else "en"
+
+    def _segments(self, result: DecodingResult, seek: int, n_frames: int) -> tuple[list[Segment], int]:
+        """One window's segments, none where it is silence, and the frames to move on by."""
+        if result.no_speech_prob > NO_SPEECH_THRESHOLD and result.avg_logprob <= LOGPROB_THRESHOLD:
+            return [], n_frames
+        spans, advance = split_window(result.tokens, self._tokenizer.special.timestamp_begin, n_frames)
+        confidence = result.avg_logprob, result.no_speech_prob
+        return [make_segment(span, self._tokenizer, seek, n_frames, *confidence) for span in spans], advance
 
     def close(self) -> None:
         """Unmap the weights."""

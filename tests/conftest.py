@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+# As the worker runs; and two threads of BLAS that wait for each other on a busy machine are many times slower than one.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from engine.cli import data_directory
 from engine.fetch import fetch
