@@ -24,6 +24,8 @@ MAX_FIELD_BYTES = 16 << 10
 MAX_PARTS = 16
 MAX_HEADER_BYTES = 8 << 10
 """Of one part's headers together; a name of a few hundred characters fits."""
+STALL_SECONDS = 30.0
+"""An upload holds a place in the queue; one that sends nothing for this long gives it back."""
 MAX_BOUNDARY_BYTES = 70
 """RFC 2046, section 5.1.1."""
 FILE_FIELD = "file"
@@ -174,7 +176,15 @@ async def _limited(request: Request, max_file_bytes: int) -> AsyncIterator[bytes
     if declared.isdecimal() and int(declared) > limit:
         raise upload_too_large(max_file_bytes)
     seen = 0
-    async for block in request.stream():
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                block = await anext(stream, None)
+        except TimeoutError:
+            raise ServiceError(408, "upload_stalled", f"nothing arrived for {STALL_SECONDS:g} s") from None
+        if block is None:
+            return
         seen += len(block)
         if seen > limit:
             raise upload_too_large(max_file_bytes)

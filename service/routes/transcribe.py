@@ -28,7 +28,9 @@ DETECT = ("", "auto")
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; nginx's status for the same."""
 
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorBody} for status in (400, 413, 415, 429, 500, 503, 504, 507)}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody} for status in (400, 408, 413, 415, 429, 500, 503, 504, 507)
+}
 
 
 @router.post(
