@@ -17,6 +17,14 @@ from engine.resample import Resampler, UnsupportedRate
 
 BLOCK_SECONDS = 1.0
 """Seconds decoded at a time."""
+MAX_BLOCK_SAMPLES = 1 << 20
+"""Of all channels together in one block: 4 MB, whatever rate and channels a header claims."""
+MIN_RATE, MAX_RATE = 4_000, 768_000
+"""Samples per second. Telephones have 8,000, studios up to 192,000; a header beyond these limits lies, and would
+multiply a small file into hours of sound or gigabytes of filter."""
+MAX_CHANNELS = 64
+MAX_AMPLITUDE = 1e6
+"""Full scale is 1; some programs write 16-bit numbers as floats. Beyond this, float32 overflows on the way."""
 
 
 def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Iterator[Float32]:
@@ -37,9 +45,10 @@ def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Ite
     EmptyAudio
         Zero bytes or zero frames.
     UnsupportedAudio
-        libsndfile does not know the form, or the data are damaged with nothing decoded.
+        libsndfile does not know the form, the rate or the number of channels is beyond the limits above, or the data are
+        damaged with nothing decoded.
     BadSamples
-        A sample is NaN or infinite.
+        A sample is NaN, infinite, or beyond `MAX_AMPLITUDE`.
     """
     if path.stat().st_size == 0:
         raise EmptyAudio("the file has no bytes")
@@ -50,6 +59,7 @@ def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Ite
         except soundfile.LibsndfileError as error:
             raise UnsupportedAudio(f"libsndfile cannot read the file: {error.error_string}") from error
         with sound:
+            _check_form(sound)
             mono = _mono(sound, on_damage)
             n_samples = 0
             for samples in mono if sound.samplerate == SAMPLE_RATE else _resampled(mono, sound.samplerate):
@@ -58,6 +68,13 @@ def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Ite
                     yield samples
             if n_samples == 0:
                 raise EmptyAudio("the file holds no samples")
+
+
+def _check_form(sound: soundfile.SoundFile) -> None:
+    if not MIN_RATE <= sound.samplerate <= MAX_RATE:
+        raise UnsupportedAudio(f"{sound.format} at {sound.samplerate} Hz; rates from {MIN_RATE} to {MAX_RATE} Hz are taken")
+    if sound.channels > MAX_CHANNELS:
+        raise UnsupportedAudio(f"{sound.format} of {sound.channels} channels; up to {MAX_CHANNELS} are taken")
 
 
 def _resampled(blocks: Iterator[Float32], rate: int) -> Iterator[Float32]:
@@ -71,7 +88,8 @@ def _resampled(blocks: Iterator[Float32], rate: int) -> Iterator[Float32]:
 
 
 def _mono(sound: soundfile.SoundFile, on_damage: Callable[[], None]) -> Iterator[Float32]:
-    block = np.empty((max(1, int(sound.samplerate * BLOCK_SECONDS)), sound.channels), np.float32)
+    n_frames = min(int(sound.samplerate * BLOCK_SECONDS), MAX_BLOCK_SAMPLES // sound.channels)
+    block = np.empty((n_frames, sound.channels), np.float32)
     n_decoded = 0
     while True:
         damage = None
@@ -81,8 +99,8 @@ def _mono(sound: soundfile.SoundFile, on_damage: Callable[[], None]) -> Iterator
             damage = error
             n = max(0, min(sound.tell() - n_decoded, len(block)))  # decoded before it failed, and in `block`
         n_decoded += n
-        if not np.isfinite(block[:n]).all():
-            raise BadSamples("the file holds samples that are no finite number")
+        if not (np.abs(block[:n]) <= MAX_AMPLITUDE).all():  # false for NaN too
+            raise BadSamples(f"the file holds samples that are no finite number, or beyond {MAX_AMPLITUDE:g}")
         if n:
             yield block[:n].mean(axis=1, dtype=np.float32)
         if damage is not None:

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from engine.checkpoints import Checkpoint
 from engine.checkpoints.layout import expected_shapes
 from engine.dims import BLOCK, Float32, ModelDimensions
-from engine.errors import CheckpointInvalid, NotEnoughDisk
+from engine.errors import CheckpointInvalid, NotEnoughDisk, TargetNotAModel
 from engine.quantization import quantize_blocks
 from engine.shards.manifest import MANIFEST_FILE, WEIGHTS, Manifest, ShardFile, file_sha256
 from engine.shards.store import SCALE_SUFFIX
@@ -67,11 +67,14 @@ def convert(
     ------
     CheckpointInvalid
         A weight is not finite.
+    TargetNotAModel
+        `directory` holds something else than a model; it would be lost.
     NotEnoughDisk
         The file system has less room than the model needs, before or while writing.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"weights is one of {', '.join(WEIGHTS)}")
+    _check_target(directory)
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -201,6 +204,16 @@ def _save(partial: Path, part: _Part, tensors: dict[str, Array], digest: str) ->
         sha256=file_sha256(path),
         tensors={name: (entry.dtype, entry.shape) for name, entry in entries.items()},
     )
+
+
+def _check_target(directory: Path) -> None:
+    """A model may be replaced, and an empty directory filled; nothing else may be lost."""
+    if not directory.exists():
+        return
+    held = {path.name for path in directory.iterdir()} if directory.is_dir() else {directory.name}
+    strangers = {name for name in held if name != MANIFEST_FILE and not name.endswith(".safetensors")}
+    if strangers or (held and MANIFEST_FILE not in held):
+        raise TargetNotAModel(f"{directory.name} is there and holds something else than a model; name another directory")
 
 
 def _check_disk(parent: Path, dims: ModelDimensions, weights: str) -> None:

@@ -34,9 +34,15 @@ class UnsupportedAudio(AudioError):
 
 
 class BadSamples(AudioError):
-    """A sample is not a finite number."""
+    """A sample is not a finite number, or far beyond full scale."""
 
     code = "bad_samples"
+
+
+class AudioTooLong(AudioError):
+    """The recording is longer than the caller allows."""
+
+    code = "audio_too_long"
 
 
 class RequestError(EngineError):
@@ -67,6 +73,12 @@ class ModelNotFound(ModelError):
     """There is no manifest where the model should be."""
 
     code = "model_not_found"
+
+
+class UnknownModel(ModelError):
+    """Neither a model directory nor the name of a published model."""
+
+    code = "unknown_model"
 
 
 class ManifestInvalid(ModelError):
@@ -109,6 +121,12 @@ class NotEnoughDisk(ModelError):
     """The files would not fit on the disk."""
 
     code = "not_enough_disk"
+
+
+class TargetNotAModel(ModelError):
+    """What stands where a model would be written is not a model, and is left alone."""
+
+    code = "target_not_a_model"
 
 
 class NonFiniteLogits(ModelError):

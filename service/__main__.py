@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sys
 from types import FrameType
 
@@ -12,6 +14,7 @@ from pydantic import ValidationError
 from service.app import create_app
 from service.logs import configure_logs, logger
 from service.settings import PREFIX, read_settings
+from service.spool import SpoolInUse
 from service.supervisor import Supervisor
 
 STOP_SLACK_SECONDS = 2.0
@@ -19,17 +22,25 @@ STOP_SLACK_SECONDS = 2.0
 
 
 class _Server(uvicorn.Server):
-    """Stops taking jobs at the signal, not only once the last connection is gone."""
+    """Stops taking jobs at the signal, not only once the last connection is gone; a second signal ends at once.
+
+    uvicorn's own handler would end the process by the signal instead of with 0.
+    """
+
+    def __init__(self, config: uvicorn.Config, supervisor: Supervisor) -> None:
+        super().__init__(config)
+        self._supervisor = supervisor
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal drains, the second exits at once. uvicorn's own would end the process by the signal, not with 0."""
-        supervisor: Supervisor = self.config.app.state.supervisor  # type: ignore[union-attr]
-        if self.should_exit:
-            supervisor.abandon()
-            self.force_exit = True
-        else:
-            supervisor.drain()
-            self.should_exit = True
+        if self._loop:  # the handler runs between any two instructions: let the loop do the work
+            self._loop.call_soon_threadsafe(self._supervisor.abandon if self.should_exit else self._supervisor.drain)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def main() -> int:
@@ -47,6 +58,9 @@ def main() -> int:
     except OSError as error:
         print(f"thimble-serve: THIMBLE_DATA_DIR cannot be used: {error.strerror}", file=sys.stderr)
         return 1
+    except SpoolInUse:
+        print("thimble-serve: another service uses this THIMBLE_DATA_DIR; give this one its own", file=sys.stderr)
+        return 1
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -59,9 +73,12 @@ def main() -> int:
         server_header=False,
         timeout_graceful_shutdown=int(settings.drain_seconds + STOP_SLACK_SECONDS),
     )
-    server = _Server(config)
+    server = _Server(config, app.state.supervisor)
     logger.info("starting", extra={"fields": {"host": settings.host, "port": settings.port, "model": settings.model}})
-    server.run()
+    try:
+        server.run()
+    except SystemExit:  # uvicorn's way to say that it could not listen; it has logged why
+        return 1
     return 0 if server.started else 1
 
 

@@ -24,6 +24,8 @@ def create_app(settings: Settings) -> FastAPI:
     ------
     OSError
         The spool's directory cannot be made.
+    SpoolInUse
+        Another service has it.
     """
 
     @asynccontextmanager
@@ -31,6 +33,7 @@ def create_app(settings: Settings) -> FastAPI:
         app.state.supervisor.start()
         yield
         await app.state.supervisor.stop()
+        app.state.spool.close()
 
     # The pages for people that FastAPI offers load their scripts from the internet; a board may have none.
     app = FastAPI(title="Thimble", version=version("thimble-stt"), lifespan=lifespan, docs_url=None, redoc_url=None)

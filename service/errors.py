@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 # The engine's codes that blame the request, and their HTTP status; every other code of its is our fault, a 500.
 ENGINE_STATUS = {
     "empty_audio": 400,
+    "audio_too_long": 413,
     "unsupported_audio": 415,
     "bad_samples": 400,
     "unsupported_language": 400,

@@ -59,6 +59,8 @@ class Job:
         What the client waits for: `Finished`, or `ServiceError` as its exception.
     attempts : int
         Workers that were given the job.
+    is_unwanted : bool
+        Its client went away: it is not to be started, nor tried again.
     """
 
     id: str
@@ -69,6 +71,7 @@ class Job:
     result: asyncio.Future[Finished]
     state: JobState = JobState.QUEUED
     attempts: int = 0
+    is_unwanted: bool = False
     queued_at: float = field(default_factory=time.monotonic)
     queue_seconds: float = 0.0
 
@@ -79,9 +82,10 @@ class Job:
 
     def move(self, to: JobState) -> None:
         """Change the state; see `moved`. Time spent waiting is added up."""
-        self.state = moved(self.state, to)
+        was, self.state = self.state, moved(self.state, to)
+        if was is JobState.QUEUED:
+            self.queue_seconds += time.monotonic() - self.queued_at
         if to is JobState.QUEUED:
             self.queued_at = time.monotonic()
-        elif to is JobState.RUNNING:
-            self.queue_seconds += time.monotonic() - self.queued_at
+        if to is JobState.RUNNING:
             self.attempts += 1

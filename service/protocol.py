@@ -34,6 +34,7 @@ class Transcribe:
     job: str
     path: str
     language: str | None
+    max_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

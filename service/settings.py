@@ -35,6 +35,9 @@ class Settings(BaseModel):
     worker_max_jobs: Annotated[int, Field(ge=1, le=1_000_000, description="Jobs after which the worker is replaced")] = 100
     queue_capacity: Annotated[int, Field(ge=1, le=1000, description="Jobs that may wait; more are refused with 429")] = 8
     max_upload_bytes: Annotated[int, Field(ge=1, le=1 << 40, description="Bytes of the largest recording taken")] = 100 << 20
+    max_audio_seconds: Annotated[float, Field(gt=0, le=604_800, description="Seconds of the longest recording taken")] = (
+        14_400.0
+    )
     job_deadline_seconds: Annotated[
         float, Field(gt=0, le=604_800, description="Seconds a job may run before its worker is killed")
     ] = 3600.0

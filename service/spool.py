@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 from pathlib import Path
 from typing import BinaryIO
 
 from service.errors import ServiceError
+from service.logs import logger
 
 PARTIAL_SUFFIX = ".part"
 """Of a recording still arriving; it takes its final name once whole."""
 
 
+class SpoolInUse(Exception):
+    """Another service has this spool."""
+
+
 class Spool:
-    """A directory of recordings.
+    """A directory of recordings, of one service alone.
 
     Raises
     ------
     OSError
         It cannot be made or written.
+    SpoolInUse
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Held until the process ends, however it ends: a second service must not sweep what is this one's.
+        self._lock = os.open(directory.with_name(f"{directory.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            raise SpoolInUse from None
         # The queue does not outlive the service, so whatever is here belongs to nobody.
         for left in directory.iterdir():
             left.unlink()
@@ -46,6 +60,10 @@ class Spool:
         self._partial(job_id).unlink(missing_ok=True)
         (self.directory / job_id).unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """Let another service have the spool."""
+        os.close(self._lock)
+
     def is_writable(self) -> bool:
         return os.access(self.directory, os.W_OK)
 
@@ -58,7 +76,9 @@ def new_job_id() -> str:
 
 
 def disk_error(error: OSError) -> ServiceError:
-    """The answer to a write that failed."""
+    """The answer to a write that failed; the log gets what the client must not see."""
+    fields = {"errno": error.errno, "reason": error.strerror, "path": error.filename}
+    logger.error("spool failed", extra={"fields": fields})
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ServiceError(507, "no_temp_space", "the disk has no room for the recording; try a smaller one, or later")
     return ServiceError(500, "spool_failed", "the recording could not be stored; the log says why")

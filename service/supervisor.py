@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -13,13 +11,16 @@ from service.job_queue import JobQueue
 from service.jobs import MAX_ATTEMPTS, Job, JobState
 from service.logs import logger
 from service.metrics import Metrics
+from service.model_fetch import fetch_model
 from service.protocol import Cancel, Failed, Finished, Load, Ready, Refused, Transcribe
 from service.settings import Settings
-from service.spool import Spool
+from service.spool import Spool, disk_error
 from service.worker_process import WorkerDied, WorkerProcess
 
 RETRY_SECONDS = 1.0, 30.0
 """Pauses between attempts to start a worker that cannot load its model: the first, doubled up to the second."""
+LOAD_SECONDS = 300.0
+"""Of a worker, to read and verify its model from slow flash; the largest has 1.6 GB."""
 RECENT_WEIGHT = 0.2
 """Of the newest job in the running mean of seconds per job."""
 
@@ -35,6 +36,8 @@ class Supervisor:
         A worker has its model loaded, or is being replaced after one had.
     draining : bool
         No new job is taken.
+    abandoned : Event
+        Nothing is waited for any more: uploads under way have no use.
     """
 
     def __init__(self, settings: Settings, queue: JobQueue, spool: Spool, metrics: Metrics) -> None:
@@ -46,6 +49,7 @@ class Supervisor:
         self.fault: ServiceError | None = None
         self.is_ready = False
         self.draining = False
+        self.abandoned = asyncio.Event()
 
     @property
     def worker_pid(self) -> int | None:
@@ -57,13 +61,14 @@ class Supervisor:
 
     def cancel(self, job: Job) -> None:
         """Give up a job that nobody waits for: a queued one never starts, a running one stops at its next check."""
+        job.is_unwanted = True
         if self._queue.remove(job):
             self._end(job, JobState.CANCELLED, _cancelled())
         elif job is self._running and self._worker:
             self._worker.send(Cancel(job.id))
 
     def retry_after_seconds(self) -> int:
-        """How long until a place in the queue is likely free, from the seconds recent jobs took."""
+        """How long until a place in the queue is likely free: the seconds that recent jobs took."""
         return max(1, round(self._mean_seconds))
 
     def drain(self) -> None:
@@ -74,14 +79,15 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the worker; jobs still there fail as `shutting_down`."""
+        self.abandon()
         if self._task:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        self.abandon()
 
     def abandon(self) -> None:
-        """Fail every job that is still there as `shutting_down`, so that its client hears of it."""
+        """Fail every job that is still there as `shutting_down`, so that its client hears of it, and every later one."""
+        self.abandoned.set()
         jobs = self._queue.drain() + ([self._running] if self._running else [])
         for job in jobs:
             self._end(job, JobState.FAILED, shutting_down())
@@ -91,15 +97,20 @@ class Supervisor:
         while True:
             try:
                 reason = await self._one_worker()
+                self._metrics.worker_restarted(reason)
+                pause = RETRY_SECONDS[0]
+                continue
             except ServiceError as fault:
                 self._set_fault(fault)
                 if fault.code == "model_not_found" and await self._fetch():
                     continue
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, RETRY_SECONDS[1])
-            else:
-                self._metrics.worker_restarted(reason)
-                pause = RETRY_SECONDS[0]
+            except (
+                Exception
+            ):  # the loop's boundary: it must outlive whatever happens to one worker, such as no memory for the next
+                logger.exception("supervisor failed")
+                self._set_fault(ServiceError(503, "worker_unavailable", "no worker can be started; the log says why"))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, RETRY_SECONDS[1])
 
     async def _one_worker(self) -> str:
         """Start, load, use and end one worker; returns why it ended.
@@ -128,7 +139,12 @@ class Supervisor:
     async def _load(self, worker: WorkerProcess) -> None:
         settings = self._settings
         worker.send(Load(settings.model, str(settings.models_dir), settings.weights, settings.kv, settings.residency))
-        answer = await worker.receive()
+        try:
+            async with asyncio.timeout(LOAD_SECONDS):
+                answer = await worker.receive()
+        except TimeoutError:
+            await worker.kill()
+            raise ServiceError(503, "load_timeout", f"the worker took over {LOAD_SECONDS:g} s to load the model") from None
         if isinstance(answer, Refused):
             raise ServiceError(503, answer.code, answer.message)
         if not isinstance(answer, Ready):
@@ -146,21 +162,12 @@ class Supervisor:
             self._end(job, JobState.FAILED, fault)
 
     async def _fetch(self) -> bool:
-        """Have the engine fetch the published model; False where it could not."""
-        settings = self._settings
+        """Have the published model fetched; False where it could not be."""
         self.fault = ServiceError(503, "fetching_model", "the model is being fetched; try again shortly")
-        logger.info("fetching model", extra={"fields": {"model": settings.model}})
-        command = ("fetch", settings.model, "--dir", str(settings.models_dir), "--weights", settings.weights)
-        child = await asyncio.create_subprocess_exec(sys.executable, "-m", "engine", *command)
-        try:
-            status = await child.wait()
-        except asyncio.CancelledError:
-            child.terminate()
-            await child.wait()
-            raise
-        if status:
+        fetched = await fetch_model(self._settings)
+        if not fetched:
             self._set_fault(ServiceError(503, "fetch_failed", "the model could not be fetched; the log says why"))
-        return status == 0
+        return fetched
 
     async def _serve(self, worker: WorkerProcess) -> str:
         """Give the worker jobs until it has had its share; returns the reason for replacing it.
@@ -171,6 +178,8 @@ class Supervisor:
         """
         for _ in range(self._settings.worker_max_jobs):
             self._running = job = await self._next_job(worker)
+            if job.is_over:
+                continue
             job.move(JobState.RUNNING)
             try:
                 async with asyncio.timeout(self._settings.job_deadline_seconds):
@@ -193,9 +202,15 @@ class Supervisor:
         get, death = asyncio.create_task(self._queue.get()), asyncio.create_task(worker.died())
         try:
             await asyncio.wait({get, death}, return_when=asyncio.FIRST_COMPLETED)
-            if not get.done():
+            if death.done() and not get.done():
                 raise death.result()
-            return get.result()
+            job = get.result()
+            # Whoever left, or whatever ended, between the queue and here, found the job in neither place.
+            if job.is_unwanted:
+                self._end(job, JobState.CANCELLED, _cancelled())
+            elif self.abandoned.is_set():
+                self._end(job, JobState.FAILED, shutting_down())
+            return job
         except asyncio.CancelledError:
             if get.done() and not get.cancelled():
                 self._queue.put_back(get.result())
@@ -205,7 +220,7 @@ class Supervisor:
             death.cancel()
 
     async def _answer(self, worker: WorkerProcess, job: Job) -> Finished | Failed:
-        worker.send(Transcribe(job.id, str(job.path), job.language))
+        worker.send(Transcribe(job.id, str(job.path), job.language, self._settings.max_audio_seconds))
         while True:
             answer = await worker.receive()
             if isinstance(answer, Finished | Failed) and answer.job == job.id:
@@ -214,7 +229,7 @@ class Supervisor:
     def _settle(self, job: Job, answer: Finished | Failed) -> None:
         self._metrics.timings(answer.timings)
         if isinstance(answer, Finished):
-            seconds = time.monotonic() - job.queued_at
+            seconds = answer.processing_seconds
             self._mean_seconds += RECENT_WEIGHT * (seconds - self._mean_seconds) if self._mean_seconds else seconds
             self._end(job, JobState.DONE, answer)
         elif answer.code == "cancelled":
@@ -226,7 +241,9 @@ class Supervisor:
         """Put the job back in front, or fail it with the cause where it has lost its second worker."""
         if job.is_over:
             return
-        if job.attempts < MAX_ATTEMPTS:
+        if job.is_unwanted:
+            self._end(job, JobState.CANCELLED, _cancelled())
+        elif job.attempts < MAX_ATTEMPTS:
             job.move(JobState.QUEUED)
             self._queue.put_back(job)
         else:
@@ -238,7 +255,6 @@ class Supervisor:
         if job.is_over:
             return
         job.move(state)
-        self._spool.discard(job.id)
         if isinstance(outcome, Finished):
             answer_timings = outcome.timings
             job.result.set_result(outcome)
@@ -246,6 +262,10 @@ class Supervisor:
             answer_timings = answer.timings if answer else {}
             job.result.set_exception(outcome)
             job.result.exception()  # a client that went away does not ask for it
+        try:
+            self._spool.discard(job.id)
+        except OSError as error:
+            disk_error(error)  # logged; the client has its answer
         self._metrics.job_ended(job, outcome)
         logger.info("job", extra={"fields": job_fields(job, outcome, answer_timings)})
 

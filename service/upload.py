@@ -7,6 +7,7 @@ that is too large is refused at the byte that makes it so.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
@@ -26,6 +27,8 @@ MAX_HEADER_BYTES = 8 << 10
 """Of one part's headers together; a name of a few hundred characters fits."""
 STALL_SECONDS = 30.0
 """An upload holds a place in the queue; one that sends nothing for this long gives it back."""
+MAX_UPLOAD_SECONDS = 1800.0
+"""And one that takes longer than this: 100 MiB at 60 kB/s."""
 MAX_BOUNDARY_BYTES = 70
 """RFC 2046, section 5.1.1."""
 FILE_FIELD = "file"
@@ -175,14 +178,15 @@ async def _limited(request: Request, max_file_bytes: int) -> AsyncIterator[bytes
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > limit:
         raise upload_too_large(max_file_bytes)
-    seen = 0
+    seen, ends = 0, time.monotonic() + MAX_UPLOAD_SECONDS
     stream = request.stream()
     while True:
         try:
-            async with asyncio.timeout(STALL_SECONDS):
+            async with asyncio.timeout(min(STALL_SECONDS, ends - time.monotonic())):
                 block = await anext(stream, None)
         except TimeoutError:
-            raise ServiceError(408, "upload_stalled", f"nothing arrived for {STALL_SECONDS:g} s") from None
+            message = f"nothing arrived for {STALL_SECONDS:g} s, or the upload took over {MAX_UPLOAD_SECONDS:g} s"
+            raise ServiceError(408, "upload_stalled", message) from None
         if block is None:
             return
         seen += len(block)

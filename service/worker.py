@@ -88,7 +88,9 @@ def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Fa
     timings = LayerTimings()
     started = time.perf_counter()
     try:
-        transcript = engine.transcribe(Path(job.path), timings, job.language, should_stop=lambda: inbox.cancelled == job.job)
+        transcript = engine.transcribe(
+            Path(job.path), timings, job.language, job.max_seconds, should_stop=lambda: inbox.cancelled == job.job
+        )
     except EngineError as error:
         return Failed(job.job, error.code, str(error), timings.to_json())
     except Exception as error:  # the worker's boundary: one job's fault must not end the worker

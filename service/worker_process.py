@@ -8,9 +8,13 @@ import signal
 import sys
 from collections.abc import Mapping
 
+from service.logs import logger
 from service.protocol import LENGTH, Message, ProtocolError, body_length, decode, encode
 from service.settings import PREFIX, Settings
 
+MAX_WORDS = 50
+MAX_WORD_CHARACTERS = 500
+"""Lines, and characters of each, that one worker may put into the log."""
 STOP_SECONDS = 5.0
 """A worker whose input has ended has this long to be gone, then it is killed."""
 
@@ -34,8 +38,15 @@ class WorkerDied(Exception):
 class WorkerProcess:
     """One worker; see `start`."""
 
-    def __init__(self, process: asyncio.subprocess.Process, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        stdin: asyncio.StreamWriter,
+        stdout: asyncio.StreamReader,
+        stderr: asyncio.StreamReader,
+    ) -> None:
         self._process, self._stdin, self._stdout = process, stdin, stdout
+        self._words = asyncio.create_task(_log_words(stderr, process.pid), name="worker's words")
 
     @classmethod
     async def start(cls, settings: Settings) -> WorkerProcess:
@@ -46,11 +57,12 @@ class WorkerProcess:
             "service.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             env=worker_environment(os.environ, settings.threads),
         )
-        if process.stdin is None or process.stdout is None:
+        if process.stdin is None or process.stdout is None or process.stderr is None:
             raise RuntimeError("asyncio gave a child without the pipes that were asked for")
-        return cls(process, process.stdin, process.stdout)
+        return cls(process, process.stdin, process.stdout, process.stderr)
 
     @property
     def pid(self) -> int:
@@ -101,8 +113,28 @@ class WorkerProcess:
     async def _death(self) -> WorkerDied:
         status = await self._process.wait()
         if status < 0:
-            return WorkerDied(f"killed by {signal.Signals(-status).name}", "killed")
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:  # real-time signals have no name
+                name = f"signal {-status}"
+            return WorkerDied(f"killed by {name}", "killed")
         return WorkerDied(f"ended with exit status {status}", "crashed")
+
+
+async def _log_words(stderr: asyncio.StreamReader, pid: int) -> None:
+    """What the worker and its C libraries print, as log lines; a damaged recording can make one of them print thousands."""
+    for _ in range(MAX_WORDS):
+        try:
+            line = await stderr.readline()
+        except ValueError:  # longer than the reader's limit: 64 KiB
+            continue
+        if not line:
+            return
+        text = line.decode("utf-8", errors="replace").strip()[:MAX_WORD_CHARACTERS]
+        logger.warning("worker says", extra={"fields": {"pid": pid, "text": text}})
+    logger.warning("worker says more", extra={"fields": {"pid": pid}})
+    while await stderr.read(65_536):
+        pass
 
 
 def worker_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:

@@ -11,11 +11,11 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engine.dims import BLOCK, ModelDimensions
 from engine.errors import ManifestInvalid, ModelNotFound, ShardCorrupt, ShardMismatch, ShardMissing
-from engine.tensor_file import TensorFileError, TensorFileHeader, read_header
+from engine.tensor_file import TensorFileError, TensorFileHeader, parse_header
 from engine.tokenizer import SpecialTokens
 
 MANIFEST_FILE = "manifest.json"
@@ -25,6 +25,8 @@ WEIGHTS = ("f32", "f16", "int8")
 """What `thimble convert --weights` takes."""
 MAX_MANIFEST_BYTES = 4 << 20
 HASH_READ_BYTES = 1 << 20
+
+AGAIN = "fetch or convert the model again"
 
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}\.safetensors")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -147,7 +149,7 @@ def read_manifest(directory: Path) -> Manifest:
             special=SpecialTokens.from_json(value["special_tokens"], dims.n_vocab),
             files=tuple(_file(entry) for entry in value["files"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ManifestInvalid(f"{MANIFEST_FILE} lacks or garbles a field: {error!r}") from error
     _check_coverage(manifest)
     return manifest
@@ -167,6 +169,8 @@ def _file(entry: dict[str, Any]) -> ShardFile:
     )
     if not _FILE_NAME.fullmatch(file.file) or not _SHA256.fullmatch(file.sha256):
         raise ValueError("a file's name or sha256 is not of the expected form")
+    if any(type(number) is not int or number < 0 for number in (start, end, file.n_bytes)):
+        raise ValueError("a file's layers or bytes are no whole numbers")
     return file
 
 
@@ -190,53 +194,65 @@ def _check_coverage(manifest: Manifest) -> None:
         raise ManifestInvalid(f"{MANIFEST_FILE} lists a file twice")
 
 
-def verify(directory: Path, manifest: Manifest) -> dict[str, TensorFileHeader]:
-    """Check every file's presence, size, header and SHA-256.
-
-    Files that the manifest does not list are ignored.
-
-    Returns
-    -------
-    headers : dict of file name → header
+def verify(directory: Path, manifest: Manifest) -> None:
+    """Check that every file is what the manifest says; files that it does not list are ignored.
 
     Raises
     ------
-    ShardMissing, ShardCorrupt, ShardMismatch
+    ShardMissing, ShardCorrupt, ShardMismatch, ManifestInvalid
         Naming the file, and how to get it again.
     """
-    return {file.file: verify_file(directory, manifest, file) for file in manifest.files}
+    for file in manifest.files:
+        open_verified(directory, manifest, file)[0].close()
 
 
-def verify_file(directory: Path, manifest: Manifest, file: ShardFile) -> TensorFileHeader:
-    """Check one file; see `verify`."""
-    path = directory / file.file
-    again = "fetch or convert the model again"
+def open_verified(directory: Path, manifest: Manifest, file: ShardFile) -> tuple[BinaryIO, TensorFileHeader]:
+    """Open one file and check its size, header and SHA-256; see `verify`.
+
+    The open file goes on being what was checked, also where another model takes its name.
+    """
     try:
-        found_bytes = path.stat().st_size
-        if found_bytes == file.n_bytes:
-            header = read_header(path)
-            if header.metadata.get("checkpoint") != manifest.checkpoint:
-                raise ShardMismatch(f"{file.file} was cut from another checkpoint than {MANIFEST_FILE}; {again}")
-            digest = file_sha256(path)
+        opened = (directory / file.file).open("rb")
     except FileNotFoundError as error:
-        raise ShardMissing(f"{file.file} is missing; {again}") from error
+        raise ShardMissing(f"{file.file} is missing; {AGAIN}") from error
+    except OSError as error:
+        raise ShardMissing(f"{file.file} cannot be read: {error.strerror}") from error
+    try:
+        return opened, _verified_header(opened, manifest, file)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _verified_header(opened: BinaryIO, manifest: Manifest, file: ShardFile) -> TensorFileHeader:
+    try:
+        found_bytes = opened.seek(0, 2)
+        if found_bytes != file.n_bytes:
+            raise ShardCorrupt(f"{file.file} has {found_bytes} bytes, expected {file.n_bytes}; {AGAIN}")
+        header = parse_header(opened)
+        opened.seek(0)
+        digest = _sha256(opened)
     except OSError as error:
         raise ShardMissing(f"{file.file} cannot be read: {error.strerror}") from error
     except TensorFileError as error:
-        raise ShardCorrupt(f"{file.file}: {error}; {again}") from error
-    if found_bytes != file.n_bytes:
-        raise ShardCorrupt(f"{file.file} has {found_bytes} bytes, expected {file.n_bytes}; {again}")
+        raise ShardCorrupt(f"{file.file}: {error}; {AGAIN}") from error
+    if header.metadata.get("checkpoint") != manifest.checkpoint:
+        raise ShardMismatch(f"{file.file} was cut from another checkpoint than {MANIFEST_FILE}; {AGAIN}")
     if digest != file.sha256:
-        raise ShardCorrupt(f"{file.file} has SHA-256 {digest[:12]}…, expected {file.sha256[:12]}…; {again}")
+        raise ShardCorrupt(f"{file.file} has SHA-256 {digest[:12]}…, expected {file.sha256[:12]}…; {AGAIN}")
     if {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()} != file.tensors:
-        raise ManifestInvalid(f"{MANIFEST_FILE} lists other tensors for {file.file} than it holds; {again}")
+        raise ManifestInvalid(f"{MANIFEST_FILE} lists other tensors for {file.file} than it holds; {AGAIN}")
     return header
 
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, read in blocks."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(HASH_READ_BYTES):
-            digest.update(block)
+        return _sha256(file)
+
+
+def _sha256(file: BinaryIO) -> str:
+    digest = hashlib.sha256()
+    while block := file.read(HASH_READ_BYTES):
+        digest.update(block)
     return digest.hexdigest()

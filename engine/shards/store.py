@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import mmap
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
+from engine.checkpoints.layout import check_layout
 from engine.dims import BLOCK, ModelDimensions
-from engine.errors import ManifestInvalid, ShardCorrupt, ShardMissing
+from engine.errors import CheckpointInvalid, ManifestInvalid, ShardCorrupt, ShardMissing
 from engine.quantization import Weight
-from engine.shards.manifest import ShardFile, read_manifest, verify
+from engine.shards.manifest import MANIFEST_FILE, Manifest, ShardFile, open_verified, read_manifest
 from engine.tensor_file import TensorFileHeader
 from engine.timings import LayerTimings
 from engine.tokenizer import Vocabulary
@@ -42,12 +45,13 @@ def layer_of(tensor: str) -> tuple[LayerKey, str]:
 class _MappedShard:
     """One mapping and the views into it, by layer and name."""
 
-    def __init__(self, path: Path, file: ShardFile, header: TensorFileHeader) -> None:
+    def __init__(self, opened: BinaryIO, file: ShardFile, header: TensorFileHeader) -> None:
         try:
-            with path.open("rb") as opened:
-                self._map = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:
-            raise ShardMissing(f"{file.file} cannot be mapped: {error}") from error
+            self._map = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        except ValueError as error:  # an empty file
+            raise ShardCorrupt(f"{file.file} has 0 bytes, expected {file.n_bytes}") from error
+        except OSError as error:
+            raise ShardMissing(f"{file.file} cannot be mapped: {error.strerror}") from error
         if len(self._map) != file.n_bytes:
             raise ShardCorrupt(f"{file.file} has {len(self._map)} bytes, expected {file.n_bytes}")
         self.layers: dict[LayerKey, dict[str, Weight]] = {}
@@ -109,14 +113,20 @@ class ShardStore:
         self.directory = directory
         self.residency = residency
         self.manifest = read_manifest(directory)
-        self._headers = verify(directory, self.manifest)
+        _check_tensors(self.manifest)
         self._mapped: dict[str, _MappedShard] = {}
         self._file_of: dict[LayerKey, ShardFile] = {}
-        for file in self.manifest.files:
-            if file.stack != "tokenizer":
-                _check_tensors(file)
-                for name in file.tensors:
-                    self._file_of[layer_of(name)[0]] = file
+        # Kept open: what was verified is what is mapped later, whatever takes its name meanwhile.
+        self._opened: dict[str, tuple[BinaryIO, TensorFileHeader]] = {}
+        self._close_files = weakref.finalize(self, _close_all, self._opened)  # also where nobody calls `close`
+        try:
+            for file in self.manifest.files:
+                self._opened[file.file] = open_verified(directory, self.manifest, file)
+                if file.stack != "tokenizer":
+                    self._file_of |= {layer_of(name)[0]: file for name in file.tensors}
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def dims(self) -> ModelDimensions:
@@ -146,8 +156,10 @@ class ShardStore:
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, copied out of its file."""
         (file,) = (file for file in self.manifest.files if file.stack == "tokenizer")
-        data = memoryview((self.directory / file.file).read_bytes())
-        entries = self._headers[file.file].entries
+        opened, header = self._opened[file.file]
+        opened.seek(0)
+        data = memoryview(opened.read())
+        entries = header.entries
         token_bytes = np.array(entries["token_bytes"].view(data), dtype=np.uint8)
         token_begins = np.array(entries["token_begins"].view(data), dtype=np.uint32)
         special = self.manifest.special
@@ -157,7 +169,11 @@ class ShardStore:
         return Vocabulary(token_bytes, token_begins, special)
 
     def close(self) -> None:
-        """Unmap everything."""
+        """Unmap everything and close the files; the store cannot be used any more."""
+        self._unmap_all()
+        self._close_files()
+
+    def _unmap_all(self) -> None:
         while self._mapped:
             self._mapped.popitem()[1].unmap()
 
@@ -166,15 +182,39 @@ class ShardStore:
         if shard is not None:
             return shard
         if self.residency == "stream":
-            self.close()
-        shard = _MappedShard(self.directory / file.file, file, self._headers[file.file])
+            self._unmap_all()
+        opened, header = self._opened[file.file]
+        shard = _MappedShard(opened, file, header)
         self._mapped[file.file] = shard
         timings.add_shard(file.n_bytes)
         return shard
 
 
-def _check_tensors(file: ShardFile) -> None:
-    """INT8 tensors have their scales, in blocks; scales stand beside nothing else."""
+def _close_all(opened: dict[str, tuple[BinaryIO, TensorFileHeader]]) -> None:
+    while opened:
+        opened.popitem()[1][0].close()
+
+
+def _check_tensors(manifest: Manifest) -> None:
+    """The tensors are those of the dimensions, in dtypes that the kernels know.
+
+    Raises
+    ------
+    ManifestInvalid
+    """
+    shapes = {}
+    for file in manifest.files:
+        if file.stack != "tokenizer":
+            _check_dtypes(file)
+            shapes.update({n: shape for n, (_, shape) in file.tensors.items() if not n.endswith(SCALE_SUFFIX)})
+    try:
+        check_layout(shapes, manifest.dims)
+    except CheckpointInvalid as error:
+        raise ManifestInvalid(f"{MANIFEST_FILE}: {error}") from error
+
+
+def _check_dtypes(file: ShardFile) -> None:
+    """INT8 tensors have their scales, in blocks; scales stand beside nothing else; vectors are float32."""
     for name, (dtype, shape) in file.tensors.items():
         if name.endswith(SCALE_SUFFIX):
             if file.tensors.get(name.removesuffix(SCALE_SUFFIX), ("", ()))[0] != "I8":
@@ -183,5 +223,5 @@ def _check_tensors(file: ShardFile) -> None:
             expected = ("F32", (shape[0], shape[1] // BLOCK)) if len(shape) == 2 and shape[1] % BLOCK == 0 else None
             if file.tensors.get(name + SCALE_SUFFIX) != expected:
                 raise ManifestInvalid(f"{file.file}: {name} is INT8 without a scale per block of {BLOCK}")
-        elif dtype not in ("F32", "F16"):
-            raise ManifestInvalid(f"{file.file}: {name} is {dtype}; expected F32, F16 or I8")
+        elif dtype not in ("F32", "F16") or (len(shape) == 1 and dtype != "F32"):
+            raise ManifestInvalid(f"{file.file}: {name} is {dtype}; expected F32, or F16 or I8 for a matrix")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,7 +18,7 @@ from service.protocol import Finished
 from service.render import check_format, render
 from service.schemas import TRANSCRIBE_FORM, ErrorBody, TranscriptBody
 from service.spool import disk_error, new_job_id
-from service.supervisor import shutting_down
+from service.supervisor import Supervisor, shutting_down
 from service.upload import receive_form
 
 router = APIRouter()
@@ -50,7 +51,7 @@ async def transcribe(request: Request) -> Response:
     job_id = new_job_id()
     try:
         with queue.place():
-            job, response_format = await _receive(request, job_id)
+            job, response_format = await _unless_abandoned(_receive(request, job_id), supervisor)
             queue.put(job)
         finished = await _wait(request, job)
     except QueueFull:
@@ -59,11 +60,27 @@ async def transcribe(request: Request) -> Response:
         raise ServiceError(429, "queue_full", message, headers=retry_after) from None
     except ClientDisconnect:
         spool.discard(job_id)
+        state.metrics.refused("client_went_away")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException:
         spool.discard(job_id)
         raise
     return render(finished, response_format)
+
+
+async def _unless_abandoned(receiving: Coroutine[Any, Any, tuple[Job, str]], supervisor: Supervisor) -> tuple[Job, str]:
+    """What the upload gives; an upload that the service will not wait for is answered, not cut off."""
+    upload, abandoned = asyncio.create_task(receiving), asyncio.create_task(supervisor.abandoned.wait())
+    waited: set[asyncio.Task[Any]] = {upload, abandoned}
+    try:
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if abandoned.done():
+            raise shutting_down()
+        return upload.result()
+    finally:
+        abandoned.cancel()
+        upload.cancel()
+        await asyncio.wait({upload})
 
 
 async def _receive(request: Request, job_id: str) -> tuple[Job, str]:

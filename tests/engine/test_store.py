@@ -139,6 +139,12 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         _edit(lambda m: m["files"][0].update(file="../encoder-stem.safetensors")),
         _edit(lambda m: m["files"][0].update(file="/etc/passwd")),
         _edit(lambda m: m["files"][0].update(tensors={})),
+        _edit(lambda m: m["files"][1].update(layers=[None, 2])),
+        _edit(lambda m: m["files"][1].update(layers=[0, {"a": 1}])),
+        _edit(lambda m: m["files"][1].update(tensors=[])),
+        _edit(lambda m: m["files"][1]["tensors"].pop("encoder.blocks.0.mlp.0.bias")),
+        _edit(lambda m: m["files"][1]["tensors"]["encoder.blocks.0.mlp.0.bias"].update(dtype="F16")),
+        _edit(lambda m: m["dims"].update(n_text_ctx=64)),
         _edit(lambda m: m["files"].append(m["files"][0])),
         _edit(lambda m: m["special_tokens"].update(eot=10**6)),
         _edit(lambda m: m["special_tokens"].pop("languages")),
@@ -223,6 +229,20 @@ def test_a_shard_that_shrinks_after_the_start_is_refused(model: Path) -> None:
     path.write_bytes(path.read_bytes()[:-4096])
     with pytest.raises(EngineError, match="decoder-00-02"), store.layer("decoder", "0", LayerTimings()):
         pass
+
+
+def test_a_model_that_takes_the_name_of_a_verified_one_is_not_mixed_with_it(model: Path, tmp_path: Path) -> None:
+    """The store keeps what it verified: a model converted to the same place is another inode."""
+    store = ShardStore(model, "stream")
+    with store.layer("decoder", "0", LayerTimings()) as weights:
+        before = weights["attn.query.weight"].data.copy()
+    other = tmp_path / "other"
+    other.mkdir()
+    write_ctranslate2(other, tensors=random_tensors(seed=1))
+    convert(open_checkpoint(other), model)
+    with store.layer("encoder", "0", LayerTimings()), store.layer("decoder", "0", LayerTimings()) as weights:
+        assert np.array_equal(weights["attn.query.weight"].data, before)
+    store.close()
 
 
 def test_no_descriptor_stays_open(model: Path) -> None:

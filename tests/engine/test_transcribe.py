@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from engine.errors import BadSamples, Cancelled, EmptyAudio, UnsupportedLanguage
+from engine.errors import AudioTooLong, BadSamples, Cancelled, EmptyAudio, UnsupportedLanguage
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from tests.conftest import Recording
@@ -91,6 +91,12 @@ def test_faults_of_a_recording_have_their_codes(engine: Engine, tmp_path: Path, 
     with pytest.raises(BadSamples):
         hear(engine, tmp_path / "nan.wav")
     assert words(hear(engine, recordings["demo"].path)) == words(recordings["demo"].text)
+
+
+def test_a_recording_longer_than_allowed_is_refused(engine: Engine, recordings: dict[str, Recording]) -> None:
+    with pytest.raises(AudioTooLong, match="5 s"):
+        hear(engine, recordings["demo"].path, max_seconds=5)
+    assert hear(engine, recordings["digits"].path, max_seconds=6)
 
 
 @pytest.mark.parametrize("checks", [0, 3, 20])

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -410,6 +411,70 @@ def test_a34_past_the_drain_time_every_client_gets_an_answer(
         assert service.process.wait(30) == 0
         assert time.monotonic() - started < 15
         assert service.spooled() == []
+
+
+def test_an_upload_under_way_at_the_end_of_the_drain_is_answered(tiny_en: Path, tmp_path: Path) -> None:
+    with running(tmp_path, MODEL=str(tiny_en), DRAIN_SECONDS="1") as service:
+        with socket.create_connection(("127.0.0.1", service.port)) as connection:
+            connection.sendall(f"{HEAD}Content-Length: 100000\r\n\r\n".encode() + PART % b"file" + b"x" * 5000)
+            time.sleep(0.3)
+            service.process.send_signal(signal.SIGTERM)
+            answer = ""
+            while block := connection.recv(4096):
+                answer += block.decode()
+        assert answer.startswith("HTTP/1.1 503")
+        assert '"code":"shutting_down"' in answer
+        assert service.process.wait(30) == 0
+        assert "Traceback" not in service.log.read_text()
+        assert service.spooled() == []
+
+
+def test_a31_a_second_service_on_the_same_data_leaves_the_first_ones_alone(
+    tiny_en: Path, tmp_path: Path, recordings: dict[str, Recording], half_minute: Recording
+) -> None:
+    with running(tmp_path, MODEL=str(tiny_en)) as service, concurrent.futures.ThreadPoolExecutor() as pool:
+        jobs = [pool.submit(service.post, path) for path in (half_minute.path, recordings["digits"].path)]
+        time.sleep(0.5)
+        environment = os.environ | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PORT": "0"}
+        second = subprocess.run([sys.executable, "-m", "service"], env=environment, capture_output=True, text=True)
+        assert second.returncode == 1
+        assert second.stderr == "thimble-serve: another service uses this THIMBLE_DATA_DIR; give this one its own\n"
+        assert all(said(job.result()) for job in jobs)
+
+
+def test_a_port_that_is_taken_ends_with_one_and_its_reason(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        environment = os.environ | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PORT": str(taken.getsockname()[1])}
+        ended = subprocess.run([sys.executable, "-m", "service"], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "address already in use" in ended.stderr
+
+
+def test_a_wrong_setting_ends_with_two_and_one_line(tmp_path: Path) -> None:
+    environment = os.environ | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PROT": "1", "THIMBLE_KV": "int4"}
+    ended = subprocess.run([sys.executable, "-m", "service"], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert sorted(line.split(":")[1].strip() for line in ended.stderr.splitlines()) == ["THIMBLE_KV", "THIMBLE_PROT"]
+
+
+def test_a_model_that_is_no_model_is_not_fetched(tmp_path: Path) -> None:
+    with running(tmp_path, ready=False, MODEL="huge") as service:
+        deadline = time.monotonic() + 30
+        while code(response := service.wait_for("/readyz", 503)) == "starting" and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert code(response) == "unknown_model"
+        assert "fetching" not in service.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGRTMIN + 1])
+def test_a_worker_killed_by_any_signal_is_replaced(
+    number: int, tiny_en: Path, tmp_path: Path, recordings: dict[str, Recording]
+) -> None:
+    """Real-time signals have no name; a supervisor that asks for one must not die of it."""
+    with running(tmp_path, MODEL=str(tiny_en)) as service:
+        os.kill(service.worker_pid(), number)
+        service.wait_for_metric('thimble_worker_restarts_total{reason="killed"}', 1)
+        assert said(service.post(recordings["digits"].path))
 
 
 def test_no_worker_outlives_a_service_that_is_killed(tiny_en: Path, tmp_path: Path) -> None:

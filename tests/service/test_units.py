@@ -34,7 +34,7 @@ from service.protocol import (
 )
 from service.render import check_format, render
 from service.settings import read_settings
-from service.spool import Spool, disk_error, new_job_id
+from service.spool import Spool, SpoolInUse, disk_error, new_job_id
 from service.worker_process import worker_environment
 
 
@@ -147,7 +147,13 @@ def test_spooled_files_are_private_and_swept(tmp_path: Path) -> None:
     spool.discard(name)  # twice is nothing
     with spool.open("left"):
         pass
-    assert list(Spool(tmp_path / "spool").directory.iterdir()) == []
+    with pytest.raises(SpoolInUse):  # a second service would sweep what is the first one's
+        Spool(tmp_path / "spool")
+    assert len(list(spool.directory.iterdir())) == 1
+    spool.close()
+    swept = Spool(tmp_path / "spool")
+    assert list(swept.directory.iterdir()) == []
+    swept.close()
     assert len({new_job_id() for _ in range(100)}) == 100
 
 
@@ -160,7 +166,7 @@ def test_a32_a_full_disk_has_its_own_answer(number: int, expected: int) -> None:
 
 MESSAGES: list[Message] = [
     Load("tiny.en", "/m", "int8", "int8", "stream"),
-    Transcribe("a", "/p", None),
+    Transcribe("a", "/p", None, 9.5),
     Cancel("a"),
     Ready(1, "int8", "reference", {"self": 2}),
     Refused("shard_corrupt", "text"),
@@ -202,7 +208,7 @@ def test_the_error_body_follows_from_status_and_code() -> None:
 
 
 def test_engine_codes_that_are_not_the_requests_fault_are_ours() -> None:
-    assert {engine_error(code, "m").status for code in ENGINE_STATUS} == {400, 415}
+    assert {engine_error(code, "m").status for code in ENGINE_STATUS} == {400, 413, 415}
     assert engine_error("non_finite_logits", "m").status == 500
     assert engine_error("unsupported_language", "m").param == "language"
     assert engine_error("empty_audio", "m").param == "file"
