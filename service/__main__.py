@@ -56,7 +56,8 @@ def main() -> int:
     try:
         app = create_app(settings)
     except OSError as error:
-        print(f"thimble-serve: THIMBLE_DATA_DIR cannot be used: {error.strerror}", file=sys.stderr)
+        where = f"THIMBLE_DATA_DIR {settings.data_dir}"
+        print(f"thimble-serve: {where} cannot be used by user {os.getuid()}: {error.strerror}", file=sys.stderr)
         return 1
     except SpoolInUse:
         print("thimble-serve: another service uses this THIMBLE_DATA_DIR; give this one its own", file=sys.stderr)

@@ -13,7 +13,7 @@ from service.settings import Settings
 
 
 async def fetch_model(settings: Settings) -> bool:
-    """Fetch `settings.model` into the models directory; False where the command failed, having said why on standard error.
+    """Fetch `settings.model` into the models directory; False where the command failed, having said why in the log.
 
     A cancelled fetch ends the command and what it started.
     """
@@ -22,9 +22,13 @@ async def fetch_model(settings: Settings) -> bool:
     # In a session of its own: pip runs below it, and a signal must reach both.
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", "engine", *command, start_new_session=True)
     try:
-        return await child.wait() == 0
+        status = await child.wait()
     except asyncio.CancelledError:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
         await child.wait()
         raise
+    if status:
+        ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        logger.error("fetching failed", extra={"fields": {"model": settings.model, "cause": ended}})
+    return status == 0

@@ -42,7 +42,8 @@ class Spool:
             raise SpoolInUse from None
         # The queue does not outlive the service, so whatever is here belongs to nobody.
         for left in directory.iterdir():
-            left.unlink()
+            if not left.is_dir():
+                left.unlink()
 
     def open(self, job_id: str) -> BinaryIO:
         """A new file, mode 0600, for a recording that arrives."""
@@ -56,9 +57,15 @@ class Spool:
         return path
 
     def discard(self, job_id: str) -> None:
-        """Remove a recording, whole or not; nothing where it is gone already."""
-        self._partial(job_id).unlink(missing_ok=True)
-        (self.directory / job_id).unlink(missing_ok=True)
+        """Remove a recording, whole or not; nothing where it is gone already.
+
+        A disk that does not let go of it is logged: whoever waits for the job has nothing to do with that.
+        """
+        try:
+            self._partial(job_id).unlink(missing_ok=True)
+            (self.directory / job_id).unlink(missing_ok=True)
+        except OSError as error:
+            disk_error(error)
 
     def close(self) -> None:
         """Let another service have the spool."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -14,11 +15,13 @@ from service.metrics import Metrics
 from service.model_fetch import fetch_model
 from service.protocol import Cancel, Failed, Finished, Load, Ready, Refused, Transcribe
 from service.settings import Settings
-from service.spool import Spool, disk_error
+from service.spool import Spool
 from service.worker_process import WorkerDied, WorkerProcess
 
 RETRY_SECONDS = 1.0, 30.0
 """Pauses between attempts to start a worker that cannot load its model: the first, doubled up to the second."""
+FETCH_RETRY_SECONDS = 60.0, 3600.0
+"""The same for fetching a model, each attempt of which may download 70 MB or more."""
 LOAD_SECONDS = 300.0
 """Of a worker, to read and verify its model from slow flash; the largest has 1.6 GB."""
 RECENT_WEIGHT = 0.2
@@ -46,6 +49,7 @@ class Supervisor:
         self._running: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._mean_seconds = 0.0
+        self._next_fetch, self._fetch_pause = 0.0, FETCH_RETRY_SECONDS[0]
         self.fault: ServiceError | None = None
         self.is_ready = False
         self.draining = False
@@ -101,9 +105,11 @@ class Supervisor:
                 pause = RETRY_SECONDS[0]
                 continue
             except ServiceError as fault:
+                if fault.code == "model_not_found":
+                    if await self._fetch():
+                        continue
+                    fault = ServiceError(503, "fetch_failed", "the model could not be fetched; the log says why")
                 self._set_fault(fault)
-                if fault.code == "model_not_found" and await self._fetch():
-                    continue
             except (
                 Exception
             ):  # the loop's boundary: it must outlive whatever happens to one worker, such as no memory for the next
@@ -162,12 +168,15 @@ class Supervisor:
             self._end(job, JobState.FAILED, fault)
 
     async def _fetch(self) -> bool:
-        """Have the published model fetched; False where it could not be."""
+        """Have the published model fetched; False where it could not be, or could not not long ago."""
+        if time.monotonic() < self._next_fetch:
+            return False
         self.fault = ServiceError(503, "fetching_model", "the model is being fetched; try again shortly")
-        fetched = await fetch_model(self._settings)
-        if not fetched:
-            self._set_fault(ServiceError(503, "fetch_failed", "the model could not be fetched; the log says why"))
-        return fetched
+        if await fetch_model(self._settings):
+            return True
+        self._next_fetch = time.monotonic() + self._fetch_pause
+        self._fetch_pause = min(2 * self._fetch_pause, FETCH_RETRY_SECONDS[1])
+        return False
 
     async def _serve(self, worker: WorkerProcess) -> str:
         """Give the worker jobs until it has had its share; returns the reason for replacing it.
@@ -262,10 +271,7 @@ class Supervisor:
             answer_timings = answer.timings if answer else {}
             job.result.set_exception(outcome)
             job.result.exception()  # a client that went away does not ask for it
-        try:
-            self._spool.discard(job.id)
-        except OSError as error:
-            disk_error(error)  # logged; the client has its answer
+        self._spool.discard(job.id)
         self._metrics.job_ended(job, outcome)
         logger.info("job", extra={"fields": job_fields(job, outcome, answer_timings)})
 

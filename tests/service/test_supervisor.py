@@ -14,7 +14,7 @@ from service.errors import ServiceError
 from service.job_queue import JobQueue
 from service.jobs import Job, JobState
 from service.metrics import Metrics
-from service.protocol import Cancel, Failed, Finished, Message, Ready, Transcribe
+from service.protocol import Cancel, Failed, Finished, Message, Ready, Refused, Transcribe
 from service.settings import Settings
 from service.spool import Spool
 from service.supervisor import Supervisor
@@ -208,13 +208,36 @@ def test_no_memory_for_a_worker_is_survived(play: Callable[[Scene], Metrics]) ->
     play(scene)
 
 
+def read_only(path: Path, missing_ok: bool = False) -> None:
+    raise OSError(30, "Read-only file system", str(path))
+
+
+def test_a_failed_fetch_is_not_repeated_at_once(play: Callable[[Scene], Metrics], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt may download 70 MB: a worker that still lacks its model is no reason for another."""
+    fetches: list[Settings] = []
+
+    async def fetch_model(settings: Settings) -> bool:
+        fetches.append(settings)
+        return False
+
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        monkeypatch.setattr(module, "fetch_model", fetch_model)
+        monkeypatch.setattr(ScriptedWorker, "receive", lambda self: asyncio.sleep(0, Refused("model_not_found", "none")))
+        while len(ScriptedWorker.started) < 5:
+            await asyncio.sleep(0.005)
+        assert len(fetches) == 1
+        assert supervisor.fault.code == "fetch_failed"
+
+    play(scene)
+
+
 def test_a_spool_that_cannot_be_cleaned_still_answers(
     play: Callable[[Scene], Metrics], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
         first = job("a")
         with monkeypatch.context() as patched:
-            patched.setattr(Spool, "discard", lambda self, name: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
+            patched.setattr(Path, "unlink", read_only)
             assert await outcome(first) == " text"
         first.path.unlink()
         assert await outcome(job("b")) == " text"
