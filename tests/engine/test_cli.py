@@ -6,9 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from engine import cli
+from engine.kv_cache import KV_POLICIES
+from engine.shards.manifest import WEIGHTS
+from engine.shards.store import RESIDENCIES
+from service.settings import Settings
 from tests.conftest import Recording
 from tests.words import words
 
@@ -42,6 +48,13 @@ def test_one_bad_file_does_not_keep_the_others(tiny_en: Path, recordings: dict[s
     assert "[unsupported_audio]" in lines[0]
     assert "No such file" in lines[1]
     assert lines[2] == "thimble: 2 of 3 files failed"
+
+
+def test_choices_are_the_engines_and_the_services() -> None:
+    """The command line and the settings name them without importing NumPy; what they name must be what is there."""
+    assert set(cli.WEIGHTS) == set(WEIGHTS) == set(get_args(Settings.model_fields["weights"].annotation))
+    assert set(cli.KV) == set(KV_POLICIES) == set(get_args(Settings.model_fields["kv"].annotation))
+    assert set(cli.RESIDENCY) == set(RESIDENCIES) == set(get_args(Settings.model_fields["residency"].annotation))
 
 
 def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
