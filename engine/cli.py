@@ -145,7 +145,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    for name, choices in (("weights", WEIGHTS), ("kv", KV), ("residency", RESIDENCY)):
+        if getattr(args, name, choices[0]) not in choices:  # argparse does not check what comes from the environment
+            parser.error(f"THIMBLE_{name.upper()} is one of {', '.join(choices)}")
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = str(getattr(args, "threads", 1))
     try:

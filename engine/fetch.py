@@ -7,6 +7,7 @@ SHA-256, and the content (`engine.convert.content_digest`) whatever it came in. 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import http.client
 import os
@@ -17,6 +18,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.checkpoints import huggingface, open_checkpoint
@@ -62,11 +64,30 @@ def fetch(
     Raises
     ------
     FetchFailed
-        No source gave the pinned content.
+        No source gave the pinned content, or another fetch is under way.
     NotEnoughDisk
         Download and conversion would not fit.
     """
     model = MODELS[name]
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(directory.parent):
+        return _fetch(model, directory, weights, hub_endpoint, report)
+
+
+@contextmanager
+def _alone(models: Path) -> Iterator[None]:
+    """Hold the models directory: two fetches, one left by a service that was killed, would delete each other's files."""
+    descriptor = os.open(models, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise FetchFailed("another fetch into this directory is under way; wait for it") from error
+    finally:
+        os.close(descriptor)
+
+
+def _fetch(model: PublishedModel, directory: Path, weights: str, hub_endpoint: str, report: Callable[[str], None]) -> bool:
     if (directory / MANIFEST_FILE).exists() and _is_whole(directory, report):
         return False
     download = directory.with_name(f".{directory.name}.download")

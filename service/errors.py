@@ -49,6 +49,16 @@ def engine_error(code: str, message: str) -> ServiceError:
     return ServiceError(ENGINE_STATUS.get(code, 500), code, message, param)
 
 
+def shutting_down() -> ServiceError:
+    """The answer to what comes, or is still waiting, when the service stops."""
+    return ServiceError(503, "shutting_down", "the service is stopping; try again shortly", headers={"Retry-After": "5"})
+
+
+def cancelled() -> ServiceError:
+    """What a job ends with when its client went away; nobody reads it (nginx has the same status)."""
+    return ServiceError(499, "cancelled", "the client went away")
+
+
 def error_body(status: int, code: str, message: str, param: str | None = None) -> dict[str, object]:
     """The one error body; `type` follows from the status, as in OpenAI's API."""
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
@@ -66,11 +76,13 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        codes = {404: "not_found", 405: "method_not_allowed"}
-        body = error_body(error.status_code, codes.get(error.status_code, "http_error"), str(error.detail))
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        request.app.state.metrics.refused(code)
+        body = error_body(error.status_code, code, str(error.detail))
         return JSONResponse(body, error.status_code, headers=error.headers)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        request.app.state.metrics.refused("internal_error")
         # Starlette raises the error again once this is sent; the server logs it with its traceback.
         return JSONResponse(error_body(500, "internal_error", "the service failed; its log says why"), 500)

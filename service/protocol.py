@@ -89,11 +89,12 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """From the worker: a job it gave up, with the engine's code."""
+    """From the worker: a job it gave up, with the engine's code; `cause` is for the log alone."""
 
     job: str
     code: str
     message: str
+    cause: str = ""
     timings: dict[str, Any] = field(default_factory=dict)
 
 

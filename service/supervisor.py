@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
-from typing import Any
 
-from service.errors import ServiceError, engine_error
+from service.errors import ServiceError, cancelled, engine_error, shutting_down
+from service.job_log import log_job
 from service.job_queue import JobQueue
 from service.jobs import MAX_ATTEMPTS, Job, JobState
 from service.logs import logger
@@ -24,6 +23,8 @@ FETCH_RETRY_SECONDS = 60.0, 3600.0
 """The same for fetching a model, each attempt of which may download 70 MB or more."""
 LOAD_SECONDS = 300.0
 """Of a worker, to read and verify its model from slow flash; the largest has 1.6 GB."""
+PASSING_FAULTS = ("worker_died", "worker_unavailable")
+"""A worker killed while loading, or no memory to start one: the next may well serve."""
 RECENT_WEIGHT = 0.2
 """Of the newest job in the running mean of seconds per job."""
 
@@ -49,6 +50,7 @@ class Supervisor:
         self._running: Job | None = None
         self._task: asyncio.Task[None] | None = None
         self._mean_seconds = 0.0
+        self._failures = 0  # workers in a row that did not load their model
         self._next_fetch, self._fetch_pause = 0.0, FETCH_RETRY_SECONDS[0]
         self.fault: ServiceError | None = None
         self.is_ready = False
@@ -67,7 +69,7 @@ class Supervisor:
         """Give up a job that nobody waits for: a queued one never starts, a running one stops at its next check."""
         job.is_unwanted = True
         if self._queue.remove(job):
-            self._end(job, JobState.CANCELLED, _cancelled())
+            self._end(job, JobState.CANCELLED, cancelled())
         elif job is self._running and self._worker:
             self._worker.send(Cancel(job.id))
 
@@ -86,8 +88,8 @@ class Supervisor:
         self.abandon()
         if self._task:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
+        self.abandon()  # what was on its way to the worker is back in the queue
 
     def abandon(self) -> None:
         """Fail every job that is still there as `shutting_down`, so that its client hears of it, and every later one."""
@@ -100,23 +102,37 @@ class Supervisor:
         pause = RETRY_SECONDS[0]
         while True:
             try:
-                reason = await self._one_worker()
-                self._metrics.worker_restarted(reason)
-                pause = RETRY_SECONDS[0]
-                continue
-            except ServiceError as fault:
-                if fault.code == "model_not_found":
-                    if await self._fetch():
-                        continue
-                    fault = ServiceError(503, "fetch_failed", "the model could not be fetched; the log says why")
-                self._set_fault(fault)
-            except (
-                Exception
-            ):  # the loop's boundary: it must outlive whatever happens to one worker, such as no memory for the next
+                reason = await self._worker_or_model()
+            except ServiceError as error:
+                self._set_fault(error)
+            # The loop's boundary: it must outlive whatever happens to one worker, such as no memory for the next.
+            except Exception:
                 logger.exception("supervisor failed")
                 self._set_fault(ServiceError(503, "worker_unavailable", "no worker can be started; the log says why"))
+            else:
+                if reason:
+                    self._metrics.worker_restarted(reason)
+                pause = RETRY_SECONDS[0]
+                continue
             await asyncio.sleep(pause)
             pause = min(2 * pause, RETRY_SECONDS[1])
+
+    async def _worker_or_model(self) -> str | None:
+        """One worker's life, and why it ended; None where it lacked its model, which has been fetched now.
+
+        Raises
+        ------
+        ServiceError
+            It could not load its model, or that could not be fetched.
+        """
+        try:
+            return await self._one_worker()
+        except ServiceError as fault:
+            if fault.code != "model_not_found":
+                raise
+            if await self._fetch():
+                return None
+            raise ServiceError(503, "fetch_failed", "the model could not be fetched; the log says why") from fault
 
     async def _one_worker(self) -> str:
         """Start, load, use and end one worker; returns why it ended.
@@ -155,15 +171,18 @@ class Supervisor:
             raise ServiceError(503, answer.code, answer.message)
         if not isinstance(answer, Ready):
             raise RuntimeError(f"expected Ready or Refused from the worker, found {type(answer).__name__}")
-        self.fault, self.is_ready = None, True
+        self.fault, self.is_ready, self._failures = None, True, 0
         self._metrics.worker_ready(answer)
         logger.info("worker ready", extra={"fields": {"pid": worker.pid, "model": settings.model}})
 
     def _set_fault(self, fault: ServiceError) -> None:
-        """Say so, and fail the jobs that wait for a worker which may never come."""
+        """Say so, and fail the jobs that wait for a worker which may never come; the first of what may pass costs none."""
         if self.fault is None or self.fault.code != fault.code:
             logger.error("no worker", extra={"fields": {"code": fault.code, "message": fault.message}})
         self.fault, self.is_ready = fault, False
+        self._failures += 1
+        if fault.code in PASSING_FAULTS and self._failures == 1:
+            return
         for job in self._queue.drain():
             self._end(job, JobState.FAILED, fault)
 
@@ -216,7 +235,7 @@ class Supervisor:
             job = get.result()
             # Whoever left, or whatever ended, between the queue and here, found the job in neither place.
             if job.is_unwanted:
-                self._end(job, JobState.CANCELLED, _cancelled())
+                self._end(job, JobState.CANCELLED, cancelled())
             elif self.abandoned.is_set():
                 self._end(job, JobState.FAILED, shutting_down())
             return job
@@ -241,8 +260,8 @@ class Supervisor:
             seconds = answer.processing_seconds
             self._mean_seconds += RECENT_WEIGHT * (seconds - self._mean_seconds) if self._mean_seconds else seconds
             self._end(job, JobState.DONE, answer)
-        elif answer.code == "cancelled":
-            self._end(job, JobState.CANCELLED, _cancelled())
+        elif answer.code == "cancelled" or job.is_unwanted:
+            self._end(job, JobState.CANCELLED, cancelled())
         else:
             self._end(job, JobState.FAILED, engine_error(answer.code, answer.message), answer)
 
@@ -251,7 +270,7 @@ class Supervisor:
         if job.is_over:
             return
         if job.is_unwanted:
-            self._end(job, JobState.CANCELLED, _cancelled())
+            self._end(job, JobState.CANCELLED, cancelled())
         elif job.attempts < MAX_ATTEMPTS:
             job.move(JobState.QUEUED)
             self._queue.put_back(job)
@@ -265,35 +284,10 @@ class Supervisor:
             return
         job.move(state)
         if isinstance(outcome, Finished):
-            answer_timings = outcome.timings
             job.result.set_result(outcome)
         else:
-            answer_timings = answer.timings if answer else {}
             job.result.set_exception(outcome)
             job.result.exception()  # a client that went away does not ask for it
         self._spool.discard(job.id)
         self._metrics.job_ended(job, outcome)
-        logger.info("job", extra={"fields": job_fields(job, outcome, answer_timings)})
-
-
-def shutting_down() -> ServiceError:
-    """The answer to what comes, or is still waiting, when the service stops."""
-    return ServiceError(503, "shutting_down", "the service is stopping; try again shortly", headers={"Retry-After": "5"})
-
-
-def _cancelled() -> ServiceError:
-    return ServiceError(499, "cancelled", "the client went away")
-
-
-def job_fields(job: Job, outcome: Finished | ServiceError, timings: dict[str, Any]) -> dict[str, object]:
-    """The one line that tells what became of a job."""
-    fields: dict[str, object] = {"job": job.id, "outcome": job.state.value, "bytes": job.n_bytes}
-    fields |= {"attempts": job.attempts, "upload_seconds": round(job.upload_seconds, 3)}
-    fields["queue_seconds"] = round(job.queue_seconds, 3)
-    if isinstance(outcome, Finished):
-        fields |= {"audio_seconds": round(outcome.seconds, 3), "processing_seconds": round(outcome.processing_seconds, 3)}
-        fields |= {"tokens": outcome.n_tokens, "partial": outcome.is_partial}
-    else:
-        fields["code"] = outcome.code
-    fields["stages"] = {name: round(seconds, 3) for name, seconds, _ in timings.get("stages", [])}
-    return fields
+        log_job(job, outcome, answer)

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
@@ -92,10 +93,10 @@ def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Fa
             Path(job.path), timings, job.language, job.max_seconds, should_stop=lambda: inbox.cancelled == job.job
         )
     except EngineError as error:
-        return Failed(job.job, error.code, str(error), timings.to_json())
+        return Failed(job.job, error.code, str(error), timings=timings.to_json())
     except Exception as error:  # the worker's boundary: one job's fault must not end the worker
-        print(f"job {job.job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        return Failed(job.job, "internal_error", "the engine failed; the log says why", timings.to_json())
+        cause = "".join(traceback.format_exception(error))
+        return Failed(job.job, "internal_error", "the engine failed; the log says why", cause, timings.to_json())
     return Finished(
         job=job.job,
         text=transcript.text,

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Mapping
 
 from service.logs import logger
-from service.protocol import LENGTH, Message, ProtocolError, body_length, decode, encode
+from service.protocol import LENGTH, Message, ProtocolError, Transcribe, body_length, decode, encode
 from service.settings import PREFIX, Settings
 
 MAX_WORDS = 50
 MAX_WORD_CHARACTERS = 500
-"""Lines, and characters of each, that one worker may put into the log."""
+"""Lines, and characters of each, that one job may put into the log."""
 STOP_SECONDS = 5.0
 """A worker whose input has ended has this long to be gone, then it is killed."""
 
@@ -46,7 +46,8 @@ class WorkerProcess:
         stderr: asyncio.StreamReader,
     ) -> None:
         self._process, self._stdin, self._stdout = process, stdin, stdout
-        self._words = asyncio.create_task(_log_words(stderr, process.pid), name="worker's words")
+        self._words_left = MAX_WORDS
+        self._words = asyncio.create_task(self._log_words(stderr), name="worker's words")
 
     @classmethod
     async def start(cls, settings: Settings) -> WorkerProcess:
@@ -70,6 +71,8 @@ class WorkerProcess:
 
     def send(self, message: Message) -> None:
         """Send without waiting; to a worker that is gone it goes nowhere, and `receive` tells."""
+        if isinstance(message, Transcribe):
+            self._words_left = MAX_WORDS
         self._stdin.write(encode(message))
 
     async def receive(self) -> Message:
@@ -120,21 +123,21 @@ class WorkerProcess:
             return WorkerDied(f"killed by {name}", "killed")
         return WorkerDied(f"ended with exit status {status}", "crashed")
 
-
-async def _log_words(stderr: asyncio.StreamReader, pid: int) -> None:
-    """What the worker and its C libraries print, as log lines; a damaged recording can make one of them print thousands."""
-    for _ in range(MAX_WORDS):
-        try:
-            line = await stderr.readline()
-        except ValueError:  # longer than the reader's limit: 64 KiB
-            continue
-        if not line:
-            return
-        text = line.decode("utf-8", errors="replace").strip()[:MAX_WORD_CHARACTERS]
-        logger.warning("worker says", extra={"fields": {"pid": pid, "text": text}})
-    logger.warning("worker says more", extra={"fields": {"pid": pid}})
-    while await stderr.read(65_536):
-        pass
+    async def _log_words(self, stderr: asyncio.StreamReader) -> None:
+        """What the worker and its C libraries print, as log lines; one damaged recording can bring thousands."""
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:  # longer than the reader's limit: 64 KiB
+                continue
+            if not line:
+                return
+            self._words_left -= 1
+            text = line.decode("utf-8", errors="replace").strip()[:MAX_WORD_CHARACTERS]
+            if self._words_left >= 0:
+                logger.warning("worker says", extra={"fields": {"pid": self.pid, "text": text}})
+            elif self._words_left == -1:
+                logger.warning("worker says more", extra={"fields": {"pid": self.pid}})
 
 
 def worker_environment(environ: Mapping[str, str], threads: int) -> dict[str, str]:

@@ -53,6 +53,7 @@ def test_every_error_code_stands_in_the_readme() -> None:
         "checkpoint_invalid",
         "not_enough_disk",
         "target_not_a_model",
+        "model_not_found",
     }  # of the command line alone, which says them in words
     assert len(codes) > 20
     assert {code for code in codes if f"`{code}`" not in README} == set()

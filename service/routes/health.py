@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from service.errors import ServiceError
+from service.errors import ServiceError, shutting_down
 from service.schemas import ErrorBody
-from service.supervisor import shutting_down
 
 router = APIRouter()
 

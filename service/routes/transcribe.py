@@ -11,14 +11,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
-from service.errors import ServiceError
+from service.errors import ServiceError, shutting_down
 from service.job_queue import QueueFull
 from service.jobs import Job
 from service.protocol import Finished
 from service.render import check_format, render
 from service.schemas import TRANSCRIBE_FORM, ErrorBody, TranscriptBody
 from service.spool import disk_error, new_job_id
-from service.supervisor import Supervisor, shutting_down
+from service.supervisor import Supervisor
 from service.upload import receive_form
 
 router = APIRouter()
@@ -49,22 +49,26 @@ async def transcribe(request: Request) -> Response:
     if supervisor.fault:
         raise supervisor.fault
     job_id = new_job_id()
+    accepted = False
     try:
         with queue.place():
             job, response_format = await _unless_abandoned(_receive(request, job_id), supervisor)
+            if supervisor.abandoned.is_set():
+                raise shutting_down()
             queue.put(job)
+            accepted = True
         finished = await _wait(request, job)
     except QueueFull:
         retry_after = {"Retry-After": str(supervisor.retry_after_seconds())}
         message = f"{queue.capacity} jobs are waiting already; try again later"
         raise ServiceError(429, "queue_full", message, headers=retry_after) from None
     except ClientDisconnect:
-        spool.discard(job_id)
         state.metrics.refused("client_went_away")
         return Response(status_code=CLIENT_CLOSED_REQUEST)
-    except BaseException:
-        spool.discard(job_id)
-        raise
+    finally:
+        # From a job's acceptance on, its recording is the supervisor's: the worker may be about to open it.
+        if not accepted:
+            spool.discard(job_id)
     return render(finished, response_format)
 
 
@@ -79,8 +83,11 @@ async def _unless_abandoned(receiving: Coroutine[Any, Any, tuple[Job, str]], sup
         return upload.result()
     finally:
         abandoned.cancel()
-        upload.cancel()
-        await asyncio.wait({upload})
+        if not upload.done():
+            upload.cancel()
+            await asyncio.wait({upload})
+        if not upload.cancelled():
+            upload.exception()  # asked for, so that nobody calls it forgotten
 
 
 async def _receive(request: Request, job_id: str) -> tuple[Job, str]:

@@ -50,6 +50,13 @@ def test_one_bad_file_does_not_keep_the_others(tiny_en: Path, recordings: dict[s
     assert lines[2] == "thimble: 2 of 3 files failed"
 
 
+@pytest.mark.parametrize("name", ["WEIGHTS", "KV", "RESIDENCY"])
+def test_a_wrong_choice_from_the_environment_is_a_wrong_call(name: str, tmp_path: Path) -> None:
+    done = thimble("transcribe", "x", env={"HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), f"THIMBLE_{name}": "zz"})
+    assert done.returncode == 2
+    assert f"THIMBLE_{name} is one of" in done.stderr
+
+
 def test_choices_are_the_engines_and_the_services() -> None:
     """The command line and the settings name them without importing NumPy; what they name must be what is there."""
     assert set(cli.WEIGHTS) == set(WEIGHTS) == set(get_args(Settings.model_fields["weights"].annotation))

@@ -206,6 +206,23 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(
     assert leftovers(tmp_path / "models") == []
 
 
+def test_two_fetches_at_once_do_not_delete_each_others_files(
+    hub: tuple[str, Path], published: PublishedModel, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    refused: list[Exception] = []
+
+    def report(line: str) -> None:
+        if line.startswith("encoder-stem") and not refused:  # in the middle of the first
+            with pytest.raises(FetchFailed, match="another fetch") as caught:
+                fetch("small.test", models / "x", hub_endpoint=hub[0])
+            refused.append(caught.value)
+
+    assert fetch("small.test", models / "x", hub_endpoint=hub[0], report=report)
+    assert refused
+    verify(models / "x", read_manifest(models / "x"))
+
+
 def test_unknown_names() -> None:
     with pytest.raises(UnknownModel, match=r"tiny\.en, base"):
         model_directory(Path("models"), "huge", "int8")

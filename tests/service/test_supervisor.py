@@ -199,7 +199,7 @@ def test_no_memory_for_a_worker_is_survived(play: Callable[[Scene], Metrics]) ->
     async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
         ScriptedWorker.start_errors = [OSError(12, "Cannot allocate memory"), BlockingIOError(11, "try again")]
         waiting = job("a")
-        assert await outcome(waiting) == "worker_unavailable"
+        assert await outcome(waiting) == "worker_unavailable"  # the second failure in a row
         while not supervisor.is_ready:
             await asyncio.sleep(0.005)
         assert supervisor.fault is None
@@ -241,6 +241,55 @@ def test_a_spool_that_cannot_be_cleaned_still_answers(
             assert await outcome(first) == " text"
         first.path.unlink()
         assert await outcome(job("b")) == " text"
+
+    play(scene)
+
+
+def test_one_worker_that_dies_while_loading_costs_no_job(
+    play: Callable[[Scene], Metrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = ScriptedWorker.receive
+    deaths = [DEATH]
+
+    async def receive(self: ScriptedWorker) -> Message:
+        if deaths:
+            raise deaths.pop()
+        return await received(self)
+
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        monkeypatch.setattr(ScriptedWorker, "receive", receive)
+        waiting = job("a")
+        assert await outcome(waiting) == " text"
+
+    play(scene)
+
+
+def test_a_fetch_that_cannot_be_started_is_survived(play: Callable[[Scene], Metrics], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fetch_model(settings: Settings) -> bool:
+        raise OSError(12, "Cannot allocate memory")
+
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "fetch_model", fetch_model)
+            patched.setattr(ScriptedWorker, "receive", lambda self: asyncio.sleep(0, Refused("model_not_found", "none")))
+            while supervisor.fault is None or supervisor.fault.code != "worker_unavailable":
+                await asyncio.sleep(0.005)
+        while not supervisor.is_ready:
+            await asyncio.sleep(0.005)
+        assert await outcome(job("a")) == " text"
+
+    play(scene)
+
+
+def test_a_job_whose_client_left_is_cancelled_whatever_the_worker_says(play: Callable[[Scene], Metrics]) -> None:
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        def fails(worker: ScriptedWorker, message: Transcribe) -> Message:
+            first.is_unwanted = True
+            return Failed(message.job, "internal_error", "text", "Traceback")
+
+        ScriptedWorker.script = [fails]
+        first = job("a")
+        assert await outcome(first) == "cancelled"
 
     play(scene)
 

@@ -171,7 +171,7 @@ MESSAGES: list[Message] = [
     Ready(1, "int8", "reference", {"self": 2}),
     Refused("shard_corrupt", "text"),
     Finished("a", "北京 🎉\n\u2028", "zh", 1.5, 7, 0.5, [{"start": 0.0}], {"layers": []}),
-    Failed("a", "empty_audio", "text"),
+    Failed("a", "internal_error", "text", "Traceback"),
 ]
 
 
