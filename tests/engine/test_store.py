@@ -34,6 +34,21 @@ def model(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
+@pytest.fixture(scope="module")
+def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same shapes, other weights."""
+    directory = tmp_path_factory.mktemp("other")
+    write_ctranslate2(directory, tensors=random_tensors(seed=1))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def other_model(other_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("other-model") / "model"
+    convert(open_checkpoint(other_checkpoint), directory)
+    return directory
+
+
 def _flip(data: bytes) -> bytes:
     spoiled = bytearray(data)
     spoiled[len(data) * 2 // 3] ^= 1
@@ -93,22 +108,14 @@ def test_a39_unreadable_shard_is_named(model: Path) -> None:
         ShardStore(model)
 
 
-def test_a_shard_of_another_checkpoint_is_a_mismatch(model: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    write_ctranslate2(other, tensors=random_tensors(seed=1))
-    convert(open_checkpoint(other), tmp_path / "other-model")
-    shutil.copy(tmp_path / "other-model" / "decoder-00-02.safetensors", model)
+def test_a_shard_of_another_checkpoint_is_a_mismatch(model: Path, other_model: Path) -> None:
+    shutil.copy(other_model / "decoder-00-02.safetensors", model)
     with pytest.raises(ShardMismatch, match="decoder-00-02"):
         ShardStore(model)
 
 
-def test_the_manifest_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    write_ctranslate2(other, tensors=random_tensors(seed=1))
-    convert(open_checkpoint(other), tmp_path / "other-model")
-    shutil.copy(tmp_path / "other-model" / MANIFEST_FILE, model)
+def test_the_manifest_of_another_model_is_refused(model: Path, other_model: Path) -> None:
+    shutil.copy(other_model / MANIFEST_FILE, model)
     with pytest.raises(ShardMismatch):
         ShardStore(model)
 
@@ -231,15 +238,12 @@ def test_a_shard_that_shrinks_after_the_start_is_refused(model: Path) -> None:
         pass
 
 
-def test_a_model_that_takes_the_name_of_a_verified_one_is_not_mixed_with_it(model: Path, tmp_path: Path) -> None:
+def test_a_model_that_takes_the_name_of_a_verified_one_is_not_mixed_with_it(model: Path, other_checkpoint: Path) -> None:
     """The store keeps what it verified: a model converted to the same place is another inode."""
     store = ShardStore(model, "stream")
     with store.layer("decoder", "0", LayerTimings()) as weights:
         before = weights["attn.query.weight"].data.copy()
-    other = tmp_path / "other"
-    other.mkdir()
-    write_ctranslate2(other, tensors=random_tensors(seed=1))
-    convert(open_checkpoint(other), model)
+    convert(open_checkpoint(other_checkpoint), model)
     with store.layer("encoder", "0", LayerTimings()), store.layer("decoder", "0", LayerTimings()) as weights:
         assert np.array_equal(weights["attn.query.weight"].data, before)
     store.close()
