@@ -1,4 +1,4 @@
-"""Where the seconds went: load and compute per layer, and seconds per stage."""
+"""Where the seconds went: load, wait and compute per layer, and seconds per stage."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class LayerTimings:
 
     Attributes
     ----------
-    load, compute : Tally by (stack, layer)
-        `load` is reading a layer's pages, and mapping its shard where it is the first to need it; `compute` is the
-        arithmetic of one pass over the layer.
+    load, wait, compute : Tally by (stack, layer)
+        `load` is reading a layer's pages, and mapping its shard where it is the first to need it; `wait` is how long the
+        arithmetic stood still for it; `compute` is the arithmetic of one pass over the layer.
     stages : Tally by stage name
         `audio`, `mel`, `encode`, `decode`, `detect`.
     shard_loads, shard_bytes : int
@@ -36,6 +36,7 @@ class LayerTimings:
     """
 
     load: dict[tuple[str, str], Tally] = field(default_factory=dict)
+    wait: dict[tuple[str, str], Tally] = field(default_factory=dict)
     compute: dict[tuple[str, str], Tally] = field(default_factory=dict)
     stages: dict[str, Tally] = field(default_factory=dict)
     shard_loads: int = 0
@@ -43,6 +44,9 @@ class LayerTimings:
 
     def add_load(self, stack: str, layer: str, seconds: float) -> None:
         self.load.setdefault((stack, layer), Tally()).add(seconds)
+
+    def add_wait(self, stack: str, layer: str, seconds: float) -> None:
+        self.wait.setdefault((stack, layer), Tally()).add(seconds)
 
     def add_shard(self, n_bytes: int) -> None:
         """Count one mapping."""
@@ -65,7 +69,7 @@ class LayerTimings:
         """A JSON-ready form: layers as `[stack, layer, kind, seconds, count]` rows."""
         rows = [
             [stack, layer, kind, tally.seconds, tally.count]
-            for kind, table in (("load", self.load), ("compute", self.compute))
+            for kind, table in (("load", self.load), ("wait", self.wait), ("compute", self.compute))
             for (stack, layer), tally in table.items()
         ]
         return {

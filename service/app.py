@@ -8,9 +8,10 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from service.control_group import find_memory_group
 from service.errors import install_error_handlers
 from service.job_queue import JobQueue
-from service.metrics import Metrics
+from service.metrics import Metrics, Sources
 from service.routes import health, metrics, transcribe
 from service.settings import Settings
 from service.spool import Spool
@@ -41,7 +42,13 @@ def create_app(settings: Settings) -> FastAPI:
     state.settings = settings
     state.spool = Spool(settings.spool_dir)
     state.queue = JobQueue(settings.queue_capacity)
-    state.metrics = Metrics(lambda: len(state.queue), lambda: state.supervisor.worker_pid)
+    sources = Sources(
+        queue_depth=lambda: len(state.queue),
+        is_ready=lambda: state.supervisor.obstacle() is None,
+        worker_pid=lambda: state.supervisor.worker_pid,
+        group=find_memory_group(),
+    )
+    state.metrics = Metrics(sources, settings.queue_capacity)
     state.supervisor = Supervisor(settings, state.queue, state.spool, state.metrics)
     install_error_handlers(app)
     for routes in (transcribe, health, metrics):

@@ -6,23 +6,26 @@ Every label value comes from a fixed set: nothing that a client sends becomes on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, disable_created_metrics, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from service.control_group import MemoryGroup
 from service.jobs import Job, JobState
 from service.protocol import Finished, Ready
 
 LAYER_KINDS = {
     "load": "Seconds that mapping a layer's shard and reading its pages took, per load.",
+    "wait": "Seconds that arithmetic stood still for a layer's weights, per load.",
     "compute": "Seconds of arithmetic that one pass over a layer took.",
 }
-RESTART_REASONS = ("max_jobs", "deadline", "killed", "crashed")
+RESTART_REASONS = ("max_jobs", "deadline", "out_of_memory", "killed", "crashed")
 
 
 class _LayerSummaries(Collector):
@@ -48,16 +51,62 @@ class _LayerSummaries(Collector):
 class _WorkerMemory(Collector):
     """The worker's resident memory by kind, read when asked."""
 
-    def __init__(self, worker_pid: Callable[[], int | None], proc_root: Path) -> None:
-        self._worker_pid, self._proc_root = worker_pid, proc_root
+    def __init__(self, worker_pid: Callable[[], int | None]) -> None:
+        self._worker_pid = worker_pid
 
     def collect(self) -> Iterator[Metric]:
         help_text = "Resident memory of the worker: anonymous is its own, file is mapped weights and code."
         family = GaugeMetricFamily("thimble_worker_resident_bytes", help_text, labels=("kind",))
         pid = self._worker_pid()
-        for kind, size in resident_bytes(pid, self._proc_root).items() if pid else ():
+        for kind, size in resident_bytes(pid).items() if pid else ():
             family.add_metric((kind,), size)
         yield family
+
+
+class _GroupMemory(Collector):
+    """Memory of the control group, read when asked; no samples where no group accounts for it."""
+
+    def __init__(self, group: MemoryGroup | None) -> None:
+        self._group = group
+
+    def collect(self) -> Iterator[Metric]:
+        limit = GaugeMetricFamily("thimble_memory_limit_bytes", "Memory that the service may use: its control group's limit.")
+        help_text = (
+            "Memory that the limit is held against, by kind; the kernel drops file, where it needs room, and nothing else."
+        )
+        used = GaugeMetricFamily("thimble_memory_used_bytes", help_text, labels=("kind",))
+        faults = CounterMetricFamily("thimble_memory_major_faults", "Pages read from storage because somebody touched them.")
+        kills = CounterMetricFamily("thimble_memory_oom_kills", "Processes that the kernel killed for want of memory.")
+        if self._group:
+            if (limit_bytes := self._group.limit_bytes()) is not None:
+                limit.add_metric((), limit_bytes)
+            for kind, size in self._group.used_bytes().items():
+                used.add_metric((kind,), size)
+            faults.add_metric((), self._group.major_faults())
+            kills.add_metric((), self._group.oom_kills())
+        return iter((limit, used, faults, kills))
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is asked at every scrape.
+
+    Attributes
+    ----------
+    queue_depth : callable
+        Jobs waiting.
+    is_ready : callable
+        Whether a recording sent now would be transcribed.
+    worker_pid : callable
+        The worker's process, None while there is none.
+    group : MemoryGroup or None
+        The service's control group.
+    """
+
+    queue_depth: Callable[[], int]
+    is_ready: Callable[[], bool]
+    worker_pid: Callable[[], int | None]
+    group: MemoryGroup | None
 
 
 class Metrics:
@@ -65,25 +114,24 @@ class Metrics:
 
     Parameters
     ----------
-    queue_depth : callable
-        Jobs waiting.
-    worker_pid : callable
-        The worker's process, None while there is none.
-    proc_root : Path
-        Where process files are; a test hands in its own.
+    sources : Sources
+    queue_capacity : int
+        Jobs that may wait.
     """
 
-    def __init__(
-        self, queue_depth: Callable[[], int], worker_pid: Callable[[], int | None], proc_root: Path = Path("/proc")
-    ) -> None:
+    def __init__(self, sources: Sources, queue_capacity: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # when each series began doubles the page and tells an operator nothing
         self.registry = registry = CollectorRegistry()
         self._layers = _LayerSummaries()
         registry.register(self._layers)
-        registry.register(_WorkerMemory(worker_pid, proc_root))
+        registry.register(_WorkerMemory(sources.worker_pid))
+        registry.register(_GroupMemory(sources.group))
         ProcessCollector(registry=registry)
         depth = Gauge("thimble_queue_depth", "Jobs waiting for the worker.", registry=registry)
-        depth.set_function(queue_depth)
+        depth.set_function(sources.queue_depth)
+        Gauge("thimble_queue_capacity", "Jobs that may wait.", registry=registry).set(queue_capacity)
+        ready = Gauge("thimble_ready", "1 where a recording sent now would be transcribed.", registry=registry)
+        ready.set_function(sources.is_ready)
         self._stages = Summary(
             "thimble_stage_seconds", "Seconds per job and stage of the data path.", ("stage",), registry=registry
         )
@@ -101,6 +149,7 @@ class Metrics:
         self._restarts = Counter("thimble_worker_restarts", "Workers replaced, by reason.", ("reason",), registry=registry)
         for reason in RESTART_REASONS:
             self._restarts.labels(reason)
+        self._refused.labels("queue_full")
         for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED):
             self._jobs.labels(state.value)
         self._model_bytes = Gauge("thimble_model_bytes", "Bytes of the model's files.", registry=registry)

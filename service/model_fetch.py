@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 
+from service.child import ChildWatch
 from service.logs import logger
 from service.settings import Settings
 
@@ -21,6 +22,7 @@ async def fetch_model(settings: Settings) -> bool:
     command = ("fetch", settings.model, "--dir", str(settings.models_dir), "--weights", settings.weights)
     # In a session of its own: pip runs below it, and a signal must reach both.
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", "engine", *command, start_new_session=True)
+    watch = ChildWatch(child.pid)
     try:
         status = await child.wait()
     except asyncio.CancelledError:
@@ -29,6 +31,6 @@ async def fetch_model(settings: Settings) -> bool:
         await child.wait()
         raise
     if status:
-        ended = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-        logger.error("fetching failed", extra={"fields": {"model": settings.model, "cause": ended}})
+        cause, _ = watch.cause(status)
+        logger.error("fetching failed", extra={"fields": {"model": settings.model, "cause": cause}})
     return status == 0

@@ -23,7 +23,7 @@ FETCH_RETRY_SECONDS = 60.0, 3600.0
 """The same for fetching a model, each attempt of which may download 70 MB or more."""
 LOAD_SECONDS = 300.0
 """Of a worker, to read and verify its model from slow flash; the largest has 1.6 GB."""
-PASSING_FAULTS = ("worker_died", "worker_unavailable")
+PASSING_FAULTS = ("worker_died", "out_of_memory", "worker_unavailable")
 """A worker killed while loading, or no memory to start one: the next may well serve."""
 RECENT_WEIGHT = 0.2
 """Of the newest job in the running mean of seconds per job."""
@@ -59,8 +59,15 @@ class Supervisor:
 
     @property
     def worker_pid(self) -> int | None:
-        """For reading its memory from /proc."""
         return self._worker.pid if self._worker else None
+
+    def obstacle(self) -> ServiceError | None:
+        """What keeps a recording sent now from being transcribed soon; None where nothing does."""
+        if self.draining:
+            return shutting_down()
+        if self.fault or self.is_ready:
+            return self.fault
+        return ServiceError(503, "starting", "the worker is loading its model")
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="supervisor")
@@ -153,7 +160,7 @@ class Supervisor:
             if loaded:
                 return death.reason
             self._metrics.worker_restarted(death.reason)
-            raise ServiceError(503, "worker_died", f"the worker {death.cause} while loading the model") from death
+            raise ServiceError(503, death.code, f"the worker, while loading the model: {death.cause}") from death
         finally:
             self._worker = None
             await worker.stop()
@@ -276,7 +283,7 @@ class Supervisor:
             self._queue.put_back(job)
         else:
             message = f"the worker was lost {job.attempts} times over this recording: {death.cause}"
-            self._end(job, JobState.FAILED, ServiceError(500, "worker_died", message))
+            self._end(job, JobState.FAILED, ServiceError(500, death.code, message))
 
     def _end(self, job: Job, state: JobState, outcome: Finished | ServiceError, answer: Failed | None = None) -> None:
         """Tell the client, remove the recording, count and log. A job ends once; a later end is ignored."""

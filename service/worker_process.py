@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Mapping
 
+from service.child import ChildWatch
 from service.logs import logger
 from service.protocol import LENGTH, Message, ProtocolError, Transcribe, body_length, decode, encode
 from service.settings import PREFIX, Settings
@@ -27,12 +27,15 @@ class WorkerDied(Exception):
     cause : str
         For the log and the client, such as `killed by SIGKILL`.
     reason : str
-        For the metric: `killed` (a signal) or `crashed` (it ended by itself).
+        For the metric: `out_of_memory`, `killed` (a signal) or `crashed` (it ended by itself).
+    code : str
+        Of the error that a job ends with.
     """
 
     def __init__(self, cause: str, reason: str) -> None:
         super().__init__(cause)
         self.cause, self.reason = cause, reason
+        self.code = "out_of_memory" if reason == "out_of_memory" else "worker_died"
 
 
 class WorkerProcess:
@@ -46,6 +49,7 @@ class WorkerProcess:
         stderr: asyncio.StreamReader,
     ) -> None:
         self._process, self._stdin, self._stdout = process, stdin, stdout
+        self._watch = ChildWatch(process.pid)
         self._words_left = MAX_WORDS
         self._words = asyncio.create_task(self._log_words(stderr), name="worker's words")
 
@@ -114,14 +118,7 @@ class WorkerProcess:
             self._process.kill()
 
     async def _death(self) -> WorkerDied:
-        status = await self._process.wait()
-        if status < 0:
-            try:
-                name = signal.Signals(-status).name
-            except ValueError:  # real-time signals have no name
-                name = f"signal {-status}"
-            return WorkerDied(f"killed by {name}", "killed")
-        return WorkerDied(f"ended with exit status {status}", "crashed")
+        return WorkerDied(*self._watch.cause(await self._process.wait()))
 
     async def _log_words(self, stderr: asyncio.StreamReader) -> None:
         """What the worker and its C libraries print, as log lines; one damaged recording can bring thousands."""

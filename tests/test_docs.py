@@ -12,7 +12,7 @@ import pytest
 
 from engine import errors as engine_errors
 from engine.cli import _parser
-from service.metrics import Metrics
+from service.metrics import Metrics, Sources
 from service.protocol import Ready
 from service.settings import PREFIX, Settings
 
@@ -34,7 +34,13 @@ def engine_codes() -> set[str]:
 
 def service_codes() -> set[str]:
     sources = "".join(path.read_text() for path in (ROOT / "service").rglob("*.py"))
-    return set(re.findall(r'ServiceError\(\s*\d{3}, "(\w+)"', sources)) | {"not_found", "method_not_allowed", "internal_error"}
+    return set(re.findall(r'ServiceError\(\s*\d{3}, "(\w+)"', sources)) | {
+        "worker_died",
+        "out_of_memory",
+        "not_found",
+        "method_not_allowed",
+        "internal_error",
+    }
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
@@ -60,7 +66,7 @@ def test_every_error_code_stands_in_the_readme() -> None:
 
 
 def test_every_metric_stands_in_the_readme() -> None:
-    metrics = Metrics(lambda: 0, lambda: 1)
+    metrics = Metrics(Sources(lambda: 0, lambda: True, lambda: 1, None), 8)
     metrics.worker_ready(Ready(1, "int8", "reference", {"self": 1}))
     names = set(re.findall(r"^# TYPE (thimble_\w+) ", metrics.page().decode(), re.MULTILINE))
     assert len(names) > 12

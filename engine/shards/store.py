@@ -136,8 +136,8 @@ class ShardStore:
     def layer(self, stack: str, layer: str, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
         """Weights of one layer, by name within the layer, for the length of a `with` block.
 
-        Mapping the shard and reading the layer's pages is added to `timings` as its load, the block itself as its
-        compute. Views must not outlive the block: the next layer may unmap them.
+        Mapping the shard and reading the layer's pages is added to `timings` as its load and its wait, the block itself
+        as its compute. Views must not outlive the block: the next layer may unmap them.
 
         Raises
         ------
@@ -150,6 +150,7 @@ class ShardStore:
         ready = time.perf_counter()
         if loaded:
             timings.add_load(stack, layer, ready - started)
+            timings.add_wait(stack, layer, ready - started)  # nothing is read ahead: all of it stands in the way
         yield shard.layers[stack, layer]
         timings.add_compute(stack, layer, time.perf_counter() - ready)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request
 
-from service.errors import ServiceError, shutting_down
+from service.errors import ServiceError
 from service.schemas import ErrorBody
 
 router = APIRouter()
@@ -20,12 +20,8 @@ async def healthz() -> dict[str, str]:
 async def readyz(request: Request) -> dict[str, str]:
     """`ready`, or 503 with the code of what is in the way."""
     state = request.app.state
-    if state.supervisor.draining:
-        raise shutting_down()
-    if state.supervisor.fault:
-        raise state.supervisor.fault
-    if not state.supervisor.is_ready:
-        raise ServiceError(503, "starting", "the worker is loading its model")
+    if obstacle := state.supervisor.obstacle():
+        raise obstacle
     if not state.spool.is_writable():
         raise ServiceError(503, "spool_failed", "the spool cannot be written")
     return {"status": "ready"}

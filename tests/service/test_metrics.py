@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from service.metrics import Metrics, resident_bytes
+from service.control_group import MemoryGroup, find_memory_group
+from service.metrics import Metrics, Sources, resident_bytes
 from service.protocol import Ready
 
 TIMINGS = {
     "layers": [
         ["encoder", "0", "load", 0.5, 1],
+        ["encoder", "0", "wait", 0.25, 1],
         ["encoder", "0", "compute", 2.0, 4],
         ["decoder", "embedding", "compute", 1.0, 9],
     ],
@@ -23,6 +25,10 @@ TIMINGS = {
     "shard_loads": 3,
     "shard_bytes": 1000,
 }
+
+
+def some_metrics(queue_depth: int = 0, pid: int | None = None, group: MemoryGroup | None = None) -> Metrics:
+    return Metrics(Sources(lambda: queue_depth, lambda: True, lambda: pid, group), queue_capacity=8)
 
 
 def value(metrics: Metrics, series: str) -> float:
@@ -33,7 +39,7 @@ def value(metrics: Metrics, series: str) -> float:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(lambda: 3, lambda: os.getpid())
+    return some_metrics(queue_depth=3, pid=os.getpid())
 
 
 def test_layer_summaries_add_up(metrics: Metrics) -> None:
@@ -43,20 +49,23 @@ def test_layer_summaries_add_up(metrics: Metrics) -> None:
     assert value(metrics, f"thimble_layer_compute_seconds_sum{labels}") == 4.0
     assert value(metrics, f"thimble_layer_compute_seconds_count{labels}") == 8
     assert value(metrics, f"thimble_layer_load_seconds_sum{labels}") == 1.0
+    assert value(metrics, f"thimble_layer_wait_seconds_sum{labels}") == 0.5
     assert value(metrics, 'thimble_stage_seconds_sum{stage="encode"}') == 5.0
     assert value(metrics, "thimble_shard_loads_total") == 6
     assert value(metrics, "thimble_queue_depth") == 3
 
 
 def test_series_that_alerts_ask_for_are_there_before_anything_happens(metrics: Metrics) -> None:
-    for reason in ("max_jobs", "deadline", "killed", "crashed"):
+    for reason in ("max_jobs", "deadline", "out_of_memory", "killed", "crashed"):
         assert value(metrics, f'thimble_worker_restarts_total{{reason="{reason}"}}') == 0
+    assert value(metrics, 'thimble_refusals_total{code="queue_full"}') == 0
+    assert (value(metrics, "thimble_ready"), value(metrics, "thimble_queue_capacity")) == (1, 8)
     for outcome in ("done", "failed", "cancelled"):
         assert value(metrics, f'thimble_jobs_total{{outcome="{outcome}"}}') == 0
 
 
 def test_two_metrics_do_not_share_a_registry(metrics: Metrics) -> None:
-    other = Metrics(lambda: 0, lambda: None)
+    other = some_metrics()
     metrics.worker_restarted("killed")
     assert value(other, 'thimble_worker_restarts_total{reason="killed"}') == 0
 
@@ -66,7 +75,7 @@ def test_a45_a_broken_multiprocess_directory_is_of_no_account(tmp_path: Path, mo
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
     (tmp_path / "counter_99999.db").write_bytes(b"")
     (tmp_path / "counter_99998.db").write_bytes(os.urandom(4096))
-    metrics = Metrics(lambda: 0, lambda: None)
+    metrics = some_metrics()
     metrics.timings(TIMINGS)
     assert value(metrics, "thimble_shard_loads_total") == 3
 
@@ -81,10 +90,25 @@ def test_resident_memory_by_kind_from_a_process_file(tmp_path: Path) -> None:
 
 
 def test_no_worker_is_no_sample_and_no_error() -> None:
-    assert "thimble_worker_resident_bytes{" not in Metrics(lambda: 0, lambda: None).page().decode()
+    assert "thimble_worker_resident_bytes{" not in some_metrics().page().decode()
 
 
-def test_promtool_finds_no_fault(metrics: Metrics) -> None:
+def test_the_control_groups_memory_adds_up_to_what_the_limit_is_held_against(v2_container: Path) -> None:
+    metrics = some_metrics(group=find_memory_group(v2_container))
+    assert value(metrics, "thimble_memory_limit_bytes") == 200 << 20
+    kinds = ("anonymous", "file", "shared", "kernel")
+    used = [value(metrics, f'thimble_memory_used_bytes{{kind="{kind}"}}') for kind in kinds]
+    assert used == [60_000_000, 40_000_000, 3_000_000, 7_000_000]
+    assert value(metrics, "thimble_memory_major_faults_total") == 123
+    assert value(metrics, "thimble_memory_oom_kills_total") == 2
+
+
+def test_without_a_control_group_there_are_no_samples_of_it_and_no_error(metrics: Metrics) -> None:
+    assert not re.findall(r"^thimble_memory_", metrics.page().decode(), re.MULTILINE)
+
+
+def test_promtool_finds_no_fault(v2_container: Path) -> None:
+    metrics = some_metrics(pid=os.getpid(), group=find_memory_group(v2_container))
     promtool = shutil.which("promtool")
     if not promtool:
         pytest.skip("promtool is not here (Debian's prometheus package)")

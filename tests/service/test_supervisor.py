@@ -13,7 +13,7 @@ from service import supervisor as module
 from service.errors import ServiceError
 from service.job_queue import JobQueue
 from service.jobs import Job, JobState
-from service.metrics import Metrics
+from service.metrics import Metrics, Sources
 from service.protocol import Cancel, Failed, Finished, Message, Ready, Refused, Transcribe
 from service.settings import Settings
 from service.spool import Spool
@@ -99,7 +99,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scene], M
         async def main() -> Metrics:
             configured = Settings(data_dir=tmp_path, **settings)
             queue, spool = JobQueue(8), Spool(configured.spool_dir)
-            metrics = Metrics(lambda: len(queue), lambda: None)
+            metrics = Metrics(Sources(lambda: len(queue), lambda: True, lambda: None, None), 8)
             supervisor = Supervisor(configured, queue, spool, metrics)
 
             def job(name: str) -> Job:

@@ -1,0 +1,57 @@
+"""A child process's end, turned into a cause that log, metric and client can be told."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from service.control_group import find_memory_group, machine_oom_kills
+
+OOM_SCORE_ADJ = 500
+"""As if the child held half of the limit more (proc_pid_oom_score_adj(5)): out of memory, the kernel takes it and not the front
+end, which answers for it, starts another, and may well be the larger of the two."""
+MIB = 1 << 20
+
+
+class ChildWatch:
+    """Watches over one child process from its start.
+
+    Parameters
+    ----------
+    pid : int
+        The child, just started. It becomes the first that the kernel kills where memory runs out.
+    root : Path
+        Below which `proc` and `sys` are; a test hands in its own.
+    """
+
+    def __init__(self, pid: int, root: Path = Path("/")) -> None:
+        self._root = root
+        self._group = find_memory_group(root)
+        self._oom_kills_before = self._oom_kills()
+        with suppress(OSError):  # the child is gone, or /proc is read-only: the kernel then chooses by size alone
+            (root / "proc" / str(pid) / "oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+
+    def cause(self, status: int) -> tuple[str, str]:
+        """Why the child ended, in words, and the metric's reason: out_of_memory, killed (by a signal) or crashed (by itself).
+
+        Parameters
+        ----------
+        status : int
+            As `subprocess` tells it: negative for a signal.
+        """
+        if status == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before:
+            limit = self._group.limit_bytes() if self._group else None
+            where = f"the memory limit of {limit / MIB:.0f} MiB" if limit else "the machine's memory"
+            return f"killed by the kernel: {where} is used up", "out_of_memory"
+        if status < 0:
+            try:
+                name = signal.Signals(-status).name
+            except ValueError:  # real-time signals have no name
+                name = f"signal {-status}"
+            return f"killed by {name}", "killed"
+        return f"ended with exit status {status}", "crashed"
+
+    def _oom_kills(self) -> int:
+        """A count that rises when the kernel kills for want of memory: the group's, or without one the machine's."""
+        return self._group.oom_kills() if self._group else machine_oom_kills(self._root)
