@@ -16,7 +16,7 @@ demo: $(VENV)/.installed model
 
 test: $(VENV)/.tested model
 	@$(BIN)/thimble fetch $(MODEL) --weights f16
-	$(BIN)/python -m pytest -m "not slow and not parity"
+	$(BIN)/python -m pytest -m "not slow and not parity and not image"
 
 check: lint types layers test
 
@@ -42,6 +42,23 @@ test-slow: $(VENV)/.tested model
 test-parity: $(VENV)/.measured model
 	@$(BIN)/thimble fetch $(MODEL) --weights f16
 	$(BIN)/python -m pytest -m parity
+
+# The engine's tests on the boards' processors, emulated side by side; then the shortest recording (or all of them: half an
+# hour), token for token what x86-64 hears. Not in it: downloads, which are the same everywhere, and long loops.
+ARM_SKIPS := --ignore tests/engine/test_fetch.py --deselect tests/engine/test_audio.py::test_a37_memory_does_not_grow_with_the_recording
+ARM_TESTS := tests/engine -m "not weights and not slow" $(ARM_SKIPS)
+ARM_TOKENS := tests/engine/test_tokens.py -k digits
+
+test-arm: $(VENV)/.tested model
+	@tests/arm/both.sh $(ARM_TESTS)
+	@tests/arm/both.sh $(ARM_TOKENS)
+
+test-arm-full: ARM_TOKENS := tests/engine/test_tokens.py
+test-arm-full: test-arm
+
+# The image and its compose file, with Docker.
+test-image: $(VENV)/.tested
+	$(BIN)/python -m pytest -m image tests/image
 
 model: $(VENV)/.installed
 	@$(BIN)/thimble fetch $(MODEL)

@@ -72,11 +72,11 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _transcribe(args: argparse.Namespace) -> None:
-    from engine.published import model_directory
+    from engine.published import find_model
     from engine.timings import LayerTimings
     from engine.transcribe import Engine
 
-    directory = model_directory(data_directory() / "models", args.model, args.weights)
+    directory = find_model(data_directory() / "models", args.model, args.weights)
     engine = Engine(directory, args.kv, args.residency)
     failed = 0
     for path in args.files:

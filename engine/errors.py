@@ -105,6 +105,12 @@ class ShardMismatch(ModelError):
     code = "shard_mismatch"
 
 
+class ShardNotMapped(ModelError):
+    """A whole shard finds no room in the process's address space, which a 32-bit processor has 3 GiB of."""
+
+    code = "shard_not_mapped"
+
+
 class CheckpointInvalid(ModelError):
     """A published checkpoint is damaged, or lacks, adds or misshapes a tensor."""
 

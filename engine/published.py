@@ -5,6 +5,8 @@ Apart from `engine.fetch`, so that a worker that only looks for its model loads 
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +87,23 @@ MODELS = {
 }
 
 
+INSTALLED_MODELS = Path(sys.prefix, "share", "thimble", "models")
+"""Models that came with the installation, such as one baked into an image; never written to while serving."""
+
+
+def find_model(models: Path, model: str, weights: str, installed: Path = INSTALLED_MODELS) -> Path:
+    """Where to load the model `model` from: its place below `models`, or where only the installation has it, there.
+
+    Raises
+    ------
+    UnknownModel
+        As `model_directory`.
+    """
+    directory = model_directory(models, model, weights)
+    beside = installed / directory.name
+    return beside if not _holds_a_model(directory) and _holds_a_model(beside) else directory
+
+
 def model_directory(models: Path, model: str, weights: str) -> Path:
     """Where the model `model` lives: itself where it is a directory with a manifest, else its place below `models`.
 
@@ -96,6 +115,10 @@ def model_directory(models: Path, model: str, weights: str) -> Path:
     if model in MODELS:
         return models / f"{model}-{weights}"
     directory = Path(model)
-    if (directory / MANIFEST_FILE).exists():
+    if _holds_a_model(directory):
         return directory
-    raise UnknownModel(f"{directory.name!r} is no model directory, nor one of {', '.join(MODELS)}")
+    raise UnknownModel(f"{directory.name!r} is no model directory that this user can read, nor one of {', '.join(MODELS)}")
+
+
+def _holds_a_model(directory: Path) -> bool:
+    return os.access(directory / MANIFEST_FILE, os.R_OK)

@@ -79,7 +79,10 @@ class Resampler:
             # 64 bits, also where NumPy's default has 32: samples × ratio passes 2**31 after five minutes at 44.1 kHz.
             at = np.arange(self._made + start, min(self._made + start + tile, end), dtype=np.int64) * self._down
             starts = at // self._up - self._before - self._origin
-            windows = np.lib.stride_tricks.sliding_window_view(self._held, self._n_taps)[starts]
+            # Of this tile's input alone: all windows at once pass 2**31 bytes above 384 kHz, if only as a view, and a 32-bit
+            # NumPy refuses that.
+            held = self._held[starts[0] : starts[-1] + self._n_taps]
+            windows = np.lib.stride_tricks.sliding_window_view(held, self._n_taps)[starts - starts[0]]
             np.einsum("ij,ij->i", windows, self._filters[at % self._up], out=out[start : start + len(at)])
         self._made = max(self._made, end)
         spent = self._made * self._down // self._up - self._before - self._origin

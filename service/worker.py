@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import EngineError
-from engine.published import model_directory
+from engine.published import find_model
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from service.protocol import (
@@ -81,7 +81,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _load(request: Load) -> Engine:
-    directory = model_directory(Path(request.models_dir), request.model, request.weights)
+    directory = find_model(Path(request.models_dir), request.model, request.weights)
     return Engine(directory, request.kv, request.residency)
 
 

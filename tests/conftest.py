@@ -20,6 +20,13 @@ from tests.random_checkpoint import write_ctranslate2
 RECORDINGS = Path(__file__).parent / "recordings"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what computes with the real weights: `make test-arm` leaves all but one of it out."""
+    for item in items:
+        if {"tiny_en", "tiny_en_f16"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("weights")
+
+
 @dataclass(frozen=True)
 class Recording:
     path: Path

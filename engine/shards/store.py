@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import time
 import weakref
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import numpy as np
 
 from engine.checkpoints.layout import check_layout
 from engine.dims import BLOCK, ModelDimensions
-from engine.errors import CheckpointInvalid, ManifestInvalid, ShardCorrupt, ShardMissing
+from engine.errors import CheckpointInvalid, ManifestInvalid, ShardCorrupt, ShardMissing, ShardNotMapped
 from engine.quantization import Weight
 from engine.shards.manifest import MANIFEST_FILE, Manifest, ShardFile, open_verified, read_manifest
 from engine.tensor_file import TensorFileHeader
@@ -46,14 +48,17 @@ class _MappedShard:
     """One mapping and the views into it, by layer and name."""
 
     def __init__(self, opened: BinaryIO, file: ShardFile, header: TensorFileHeader) -> None:
+        found = os.fstat(opened.fileno()).st_size
+        if found != file.n_bytes:
+            raise ShardCorrupt(f"{file.file} has {found} bytes, expected {file.n_bytes}")
         try:
-            self._map = mmap.mmap(opened.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        except ValueError as error:  # an empty file
-            raise ShardCorrupt(f"{file.file} has 0 bytes, expected {file.n_bytes}") from error
-        except OSError as error:
-            raise ShardMissing(f"{file.file} cannot be mapped: {error.strerror}") from error
-        if len(self._map) != file.n_bytes:
-            raise ShardCorrupt(f"{file.file} has {len(self._map)} bytes, expected {file.n_bytes}")
+            self._map = mmap.mmap(opened.fileno(), file.n_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        except (OSError, OverflowError) as error:  # no room, or more bytes than a size_t counts
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+                raise ShardMissing(f"{file.file} cannot be mapped: {error.strerror}") from error
+            raise ShardNotMapped(
+                f"{file.file} of {file.n_bytes} bytes finds no room to be mapped: use residency stream, or smaller shards"
+            ) from error
         self.layers: dict[LayerKey, dict[str, Weight]] = {}
         self._ranges: dict[LayerKey, list[list[int]]] = {}  # bytes [begin, end) not read yet
         buffer = memoryview(self._map)
@@ -143,6 +148,8 @@ class ShardStore:
         ------
         ShardMissing, ShardCorrupt
             The file has gone or changed its size since the store was opened.
+        ShardNotMapped
+            There is no room for it.
         """
         started = time.perf_counter()
         shard = self._map(self._file_of[stack, layer], timings)

@@ -114,9 +114,11 @@ def test_a_header_that_would_take_gigabytes_is_refused_by_name(rate: int, channe
 def test_memory_holds_at_the_limits_of_rate_and_channels(rate: int, channels: int, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "x.wav", np.zeros((rate * 2, channels), np.int16), rate)
     tracemalloc.start()
-    count = sum(len(block) for block in read_blocks(tmp_path / "x.wav"))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    try:
+        count = sum(len(block) for block in read_blocks(tmp_path / "x.wav"))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
     assert count == 2 * SAMPLE_RATE
     assert peak < 32 << 20
 

