@@ -44,7 +44,7 @@ def create_app(settings: Settings) -> FastAPI:
     state.queue = JobQueue(settings.queue_capacity)
     sources = Sources(
         queue_depth=lambda: len(state.queue),
-        is_ready=lambda: state.supervisor.obstacle() is None,
+        is_ready=lambda: state.supervisor.obstacle() is None and state.spool.is_writable(),
         worker_pid=lambda: state.supervisor.worker_pid,
         group=find_memory_group(),
     )

@@ -53,6 +53,22 @@ def test_every_setting_stands_in_the_readme_with_its_default(name: str) -> None:
     assert Settings.model_fields[name].description
 
 
+def test_compose_passes_every_setting_and_the_example_names_every_variable() -> None:
+    """But for those that the container itself decides: where its data are, and what it listens on."""
+    compose, example = (ROOT / "docker-compose.yml").read_text(), (ROOT / ".env.example").read_text()
+    inside = {PREFIX + name.upper() for name in ("data_dir", "host", "port")}
+    settings = {PREFIX + name.upper() for name in Settings.model_fields} - inside
+    passed = set(re.findall(r"^      - (THIMBLE_\w+)", compose, re.MULTILINE))
+    assert passed == settings
+    overrides = [path.read_text() for path in (ROOT / "deploy").glob("compose.*.yml")]
+    assert len(overrides) == 3
+    variables = settings | {name for text in (compose, *overrides) for name in re.findall(r"\$\{(\w+)", text)}
+    assert {name for name in variables if f"#{name}=" not in example} == set()
+    for name, default in re.findall(r"\$\{(\w+):-([^${}]+)\}", compose):
+        nothing_baked_in = name == "MODEL"  # its default in THIMBLE_MODEL's is the name of what is fetched
+        assert nothing_baked_in or f"#{name}={default}\n" in example, name
+
+
 def test_every_error_code_stands_in_the_readme() -> None:
     codes = service_codes() | engine_codes()
     codes -= {

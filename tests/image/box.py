@@ -16,7 +16,8 @@ import httpx
 from tests.integration.running import free_port
 
 ROOT = Path(__file__).parent.parent.parent
-EMULATED = bool(os.environ.get("DOCKER_DEFAULT_PLATFORM"))
+PLATFORM = os.environ.get("DOCKER_DEFAULT_PLATFORM", "")
+EMULATED = bool(PLATFORM)
 PATIENCE_SECONDS = 1800.0 if EMULATED else 180.0
 
 

@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from tests.conftest import Recording
-from tests.image.box import EMULATED, ROOT, Box, docker, started, until
+from tests.image.box import EMULATED, PLATFORM, ROOT, Box, docker, started, until
 from tests.integration.running import free_port
 from tests.words import words
 
 pytestmark = pytest.mark.image
-PROJECT = "thimble-test"
-IMAGE = "thimble-stt:test"
-BAKED = "thimble-stt:test-baked"
+PROJECT = "thimble-test" + PLATFORM.replace("/", "")
+IMAGE = f"{PROJECT}:latest"
+BAKED = f"{PROJECT}:baked"
 POST_WITHIN = r"""
 import json, urllib.request
 head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
@@ -92,7 +92,7 @@ def test_a_recording_becomes_its_text_under_200_mb(box: Box, recordings: dict[st
 
 
 def test_the_image_is_for_the_processor_asked_for_and_has_no_compiler(box: Box) -> None:
-    machine = {"linux/arm/v7": "armv7l", "linux/arm64": "aarch64"}.get(os.environ.get("DOCKER_DEFAULT_PLATFORM", ""))
+    machine = {"linux/arm/v7": "armv7l", "linux/arm64": "aarch64"}.get(PLATFORM)
     assert box.run("uname", "-m") == (machine or os.uname().machine)
     assert box.run("bash", "-c", "type -p gcc cc clang make", check=False) == ""
 
