@@ -3,7 +3,7 @@
     python deploy/lock.py
 
 Resolved from pyproject.toml for Debian 13's Python; `DEBIAN` is what the image takes from Debian in its place. A wheel that a
-processor lacks ends it with pip's own error.
+processor lacks ends it with pip's own error. pip takes environment markers from the Python that runs it, so look at the diff.
 """
 
 from __future__ import annotations

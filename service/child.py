@@ -9,8 +9,9 @@ from pathlib import Path
 from service.control_group import find_memory_group, machine_oom_kills
 
 OOM_SCORE_ADJ = 500
-"""As if the child held half of the limit more (proc_pid_oom_score_adj(5)): out of memory, the kernel takes it and not the front
-end, which answers for it, starts another, and may well be the larger of the two."""
+"""Above the front end's own: as if the child held half of the limit more (proc_pid_oom_score_adj(5)). Out of memory, the kernel
+takes it and not the front end, which answers for it, starts another, and may well be the larger of the two."""
+MAX_OOM_SCORE_ADJ = 1000
 MIB = 1 << 20
 
 
@@ -28,9 +29,16 @@ class ChildWatch:
     def __init__(self, pid: int, root: Path = Path("/")) -> None:
         self._root = root
         self._group = find_memory_group(root)
-        self._oom_kills_before = self._oom_kills()
-        with suppress(OSError):  # the child is gone, or /proc is read-only: the kernel then chooses by size alone
-            (root / "proc" / str(pid) / "oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+        self.look()
+        with suppress(OSError, ValueError):  # the child is gone, or /proc not as it should be: the kernel then chooses by size
+            own = int((root / "proc/self/oom_score_adj").read_text())
+            score = min(own + OOM_SCORE_ADJ, MAX_OOM_SCORE_ADJ)
+            (root / "proc" / str(pid) / "oom_score_adj").write_text(str(score))
+
+    def look(self) -> None:
+        """Take the kernel's counts; only what rises after this is blamed on it. At the start of each piece of work."""
+        self._kills_before = self._kills()
+        self._hits_before = self._group.limit_hits() if self._group else 0
 
     def cause(self, status: int) -> tuple[str, str]:
         """Why the child ended, in words, and the metric's reason: out_of_memory, killed (by a signal) or crashed (by itself).
@@ -40,10 +48,8 @@ class ChildWatch:
         status : int
             As `subprocess` tells it: negative for a signal.
         """
-        if status == -signal.SIGKILL and self._oom_kills() > self._oom_kills_before:
-            limit = self._group.limit_bytes() if self._group else None
-            where = f"the memory limit of {limit / MIB:.0f} MiB" if limit else "the machine's memory"
-            return f"killed by the kernel: {where} is used up", "out_of_memory"
+        if status == -signal.SIGKILL and self._kills() > self._kills_before:
+            return f"killed by the kernel: {self._used_up()} is used up", "out_of_memory"
         if status < 0:
             try:
                 name = signal.Signals(-status).name
@@ -52,6 +58,12 @@ class ChildWatch:
             return f"killed by {name}", "killed"
         return f"ended with exit status {status}", "crashed"
 
-    def _oom_kills(self) -> int:
+    def _kills(self) -> int:
         """A count that rises when the kernel kills for want of memory: the group's, or without one the machine's."""
         return self._group.oom_kills() if self._group else machine_oom_kills(self._root)
+
+    def _used_up(self) -> str:
+        limit = self._group.limit_bytes() if self._group else None
+        if limit and self._group and self._group.limit_hits() > self._hits_before:
+            return f"the memory limit of {limit / MIB:.0f} MiB"
+        return "the machine's memory"

@@ -21,6 +21,8 @@ class _Files:
 
     limit: str
     usage: str
+    limit_hits: str
+    limit_hits_field: str  # none: the file holds the number alone
     events: str
     anonymous: str
     file: str  # with what is shared
@@ -28,10 +30,12 @@ class _Files:
     major_faults: str
 
 
-_V2 = _Files("memory.max", "memory.current", "memory.events", "anon", "file", "shmem", "pgmajfault")
+_V2 = _Files("memory.max", "memory.current", "memory.events", "oom", "memory.events", "anon", "file", "shmem", "pgmajfault")
 _V1 = _Files(
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
+    "memory.failcnt",
+    "",
     "memory.oom_control",
     "total_rss",
     "total_cache",
@@ -41,45 +45,57 @@ _V1 = _Files(
 
 
 class MemoryGroup:
-    """A control group with its memory files, and the groups above it, as far as they can be seen."""
+    """A control group with its memory files, and the groups above it, as far as they can be seen.
+
+    Parameters
+    ----------
+    directories : list of Path
+        The group's own, then those above it; not empty.
+    """
 
     def __init__(self, directories: list[Path], files: _Files) -> None:
         self._directories, self._files = directories, files
 
     def limit_bytes(self) -> int | None:
         """The smallest limit from here upwards; None where there is none."""
-        limits = [int(text) for text in self._limits() if text.isdecimal()]
-        return min((limit for limit in limits if limit < NO_LIMIT_BYTES), default=None)
+        return min(self._limits(), default=(None, None))[0]
 
     def used_bytes(self) -> dict[str, int]:
-        """Memory in use by kind, in sum what the limit is held against.
+        """Memory in use by kind, in sum what the limit is held against: of all processes under it.
 
         `anonymous` is the processes' own, `file` the page cache with mapped weights and code, which the kernel drops where it
         needs room; `shared` is shared memory and files on a tmpfs; `kernel` the rest.
         """
-        fields = self._fields("memory.stat")
+        limited = min(self._limits(), default=(0, self._directories[0]))[1]
+        fields = _fields(_text(limited / "memory.stat"))
         anonymous, file, shared = (fields.get(n, 0) for n in (self._files.anonymous, self._files.file, self._files.shared))
-        usage = int(self._read(self._files.usage) or 0)
+        usage = int(_text(limited / self._files.usage) or 0)
         kinds = {"anonymous": anonymous, "file": max(0, file - shared), "shared": shared}
         return kinds | {"kernel": max(0, usage - anonymous - file)}
+
+    def limit_hits(self) -> int:
+        """How often a limit from here upwards stood in the way; out of memory elsewhere does not raise it."""
+        texts = [_text(directory / self._files.limit_hits) for directory in self._directories]
+        if self._files.limit_hits_field:
+            return sum(_fields(text).get(self._files.limit_hits_field, 0) for text in texts)
+        return sum(int(text) for text in texts if text.isdecimal())
 
     def major_faults(self) -> int:
         """Pages that had to be read from storage because somebody touched them, since the group was made."""
         return self._fields("memory.stat").get(self._files.major_faults, 0)
 
     def oom_kills(self) -> int:
-        """Processes of the group that the kernel killed for want of memory, since the group was made."""
+        """Processes of the group that the kernel killed for want of memory, the machine's too, since the group was made."""
         return self._fields(self._files.events).get("oom_kill", 0)
 
-    def _limits(self) -> Iterator[str]:
+    def _limits(self) -> Iterator[tuple[int, Path]]:
         for directory in self._directories:
-            yield _text(directory / self._files.limit)
-
-    def _read(self, name: str) -> str:
-        return _text(self._directories[0] / name)
+            text = _text(directory / self._files.limit)
+            if text.isdecimal() and int(text) < NO_LIMIT_BYTES:
+                yield int(text), directory
 
     def _fields(self, name: str) -> dict[str, int]:
-        return _fields(self._read(name))
+        return _fields(_text(self._directories[0] / name))
 
 
 def find_memory_group(root: Path = Path("/")) -> MemoryGroup | None:
@@ -92,20 +108,23 @@ def find_memory_group(root: Path = Path("/")) -> MemoryGroup | None:
     """
     groups: dict[str, str] = {}
     for line in _text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         groups |= dict.fromkeys(controllers.split(","), path)  # v2's line names no controller
     for line in _text(root / "proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
-        mount_root, mount_point = left.split()[3:5]
-        kind, _, options = right.split(" ", 2)
-        if kind == "cgroup" and "memory" in options.replace(" ", ",").split(","):
+        mount, kind_and_options = left.split(), right.split(" ", 2)
+        if len(mount) < 5:
+            continue
+        if kind_and_options[0] == "cgroup" and "memory" in kind_and_options[-1].split(","):
             path, files = groups.get("memory", "/"), _V1
-        elif kind == "cgroup2":
+        elif kind_and_options[0] == "cgroup2":
             path, files = groups.get("", "/"), _V2
         else:
             continue
-        directories = list(_upwards(root / mount_point.lstrip("/"), mount_root, path))
-        if (directories[0] / files.usage).exists():
+        mount_root, mount_point = mount[3], root / mount[4].lstrip("/")
+        # A group may have no memory files of its own and yet lie under one that has.
+        directories = [d for d in _upwards(mount_point, mount_root, path) if _text(d / files.usage)]
+        if directories:
             return MemoryGroup(directories, files)
     return None
 
@@ -116,7 +135,7 @@ def _upwards(mount_point: Path, mount_root: str, path: str) -> Iterator[Path]:
     A container sees its own group as the mount's root: what `path` says beyond `mount_root` is the way below the mount point,
     and a path outside of it (another namespace's) leaves the mount point itself.
     """
-    inside = Path(path).is_relative_to(mount_root) and ".." not in path
+    inside = Path(path).is_relative_to(mount_root) and ".." not in Path(path).parts
     directory = mount_point / Path(path).relative_to(mount_root) if inside else mount_point
     yield directory
     while directory != mount_point:
@@ -131,7 +150,7 @@ def machine_oom_kills(root: Path = Path("/")) -> int:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="surrogateescape").strip()  # a mount point may have any bytes in its name
     except OSError:
         return ""
 

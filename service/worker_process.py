@@ -77,6 +77,7 @@ class WorkerProcess:
         """Send without waiting; to a worker that is gone it goes nowhere, and `receive` tells."""
         if isinstance(message, Transcribe):
             self._words_left = MAX_WORDS
+            self._watch.look()
         self._stdin.write(encode(message))
 
     async def receive(self) -> Message:

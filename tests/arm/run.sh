@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # run.sh armhf|arm64 COMMAND…: run COMMAND in a Debian 13 root of that processor, emulated as the oldest board's: Cortex-A7, Cortex-A53.
 #
-# The root is made once, in THIMBLE_ARM_DIR (default .thimble/arm), from the host's own Debian archive: the packages of the
+# The root is made once, in ARM_ROOTS (default .thimble/arm), from the host's own Debian archive: the packages of the
 # Dockerfile, its pinned wheels, pytest. The checkout is mounted at /src, read-only, THIMBLE_DATA_DIR (models) at /data.
 # Exit status 69 (EX_UNAVAILABLE): this machine cannot emulate; a line on standard error says what is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 checkout=$(cd "$here/../.." && pwd)
 architecture=$1; shift
-root=${THIMBLE_ARM_DIR:-$checkout/.thimble/arm}/$architecture
+root=${ARM_ROOTS:-$checkout/.thimble/arm}/$architecture
 python=$checkout/.venv/bin/python
 [ -x "$python" ] || python=python3
 
@@ -30,9 +30,10 @@ binfmt=/proc/sys/fs/binfmt_misc
 [ -e $binfmt/$emulator ] || unavailable "the kernel has no handler $emulator (apt install binfmt-support)"
 
 make_root() {
-    # The archive the host itself uses, whatever its name; a host without apt's index takes mmdebstrap's default.
-    archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | sort -u | head -1)
+    # The Debian archive that the host itself uses, whatever its name; a host without apt's index takes mmdebstrap's default.
+    archive=$(apt-get indextargets --format '$(ORIGIN) $(REPO_URI)' 'Created-By: Packages' | awk '$1 == "Debian" && !/security/ { print $2; exit }')
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -e $keyring ] || keyring=
     rm -rf "$root"; mkdir -p "$root"
     # Packages are only unpacked, so nothing is emulated here; what their scripts would do is done by hand below.
     mmdebstrap --quiet --mode=root --architectures="$architecture" --variant=extract ${keyring:+--keyring=$keyring} \
@@ -50,12 +51,19 @@ make_root() {
     made_of > "$root/made"
 }
 made_of() { cat "$checkout/deploy/requirements.txt" "${BASH_SOURCE[0]}" | sha256sum; }
-if [ "$(cat "$root/made" 2>/dev/null)" != "$(made_of)" ]; then
-    set +e; (set -e; make_root); made=$?; set -e  # within `||`, the first failure would not end it
-    [ $made = 0 ] || unavailable "its root could not be made; see above"
+is_made() { [ "$(cat "$root/made" 2>/dev/null)" = "$(made_of)" ]; }
+# Who runs in the root shares its lock until the end; who makes it anew waits for them.
+mkdir -p "$(dirname "$root")"
+exec 9> "$root.lock"
+flock --shared 9
+if ! is_made; then
+    flock 9
+    is_made || { set +e; (set -e; make_root); made=$?; set -e; }  # within `||`, the first failure would not end make_root
+    [ "${made:-0}" = 0 ] || unavailable "its root could not be made; see above"
+    flock --shared 9
 fi
 
-# Mounts in a namespace of their own: nothing stays behind, whatever happens.
+# Mounts in a namespace of their own, which goes with its last process; `--kill-child` ends that process where unshare is killed.
 export root checkout cpu data=${THIMBLE_DATA_DIR:-$checkout/.thimble}
 exec unshare --mount --pid --fork --kill-child --propagation private bash -euc '
     mount -t proc proc "$root/proc"
@@ -65,5 +73,5 @@ exec unshare --mount --pid --fork --kill-child --propagation private bash -euc '
     mount -o remount,bind,ro "$root/src"
     mount --bind "$data" "$root/data"
     exec env -i HOME=/tmp TERM=dumb LANG=C.UTF-8 PATH=/usr/bin:/bin:/usr/sbin:/sbin PYTHONDONTWRITEBYTECODE=1 \
-        QEMU_CPU=$cpu THIMBLE_EMULATED=$cpu THIMBLE_DATA_DIR=/data PYTHONPATH=/opt/site OPENBLAS_NUM_THREADS=1 \
+        QEMU_CPU=$cpu EMULATED_PROCESSOR=$cpu THIMBLE_DATA_DIR=/data PYTHONPATH=/opt/site OPENBLAS_NUM_THREADS=1 \
         chroot "$root" bash -c "cd /src && exec \"\$@\"" run "$@"' run "$@"

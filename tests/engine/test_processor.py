@@ -32,7 +32,7 @@ from engine.shards.store import ShardStore, _MappedShard
 from engine.tensor_file import TensorEntry, TensorFileHeader, parse_header
 from engine.timings import LayerTimings
 
-EMULATED = os.environ.get("THIMBLE_EMULATED")
+EMULATED = os.environ.get("EMULATED_PROCESSOR")
 RETURN = {"armv7l": b"\x1e\xff\x2f\xe1", "aarch64": b"\xc0\x03\x5f\xd6"}
 LACKING = {
     "armv7l": {"VSDOT.S8 q0, q1, q2": b"\x44\x0d\x22\xfc", "VADD.F16 q0, q1, q2": b"\x44\x0d\x12\xf2"},

@@ -204,7 +204,8 @@ def test_every_layer_has_its_own_load_and_compute(model: Path) -> None:
         with store.layer(stack, layer, timings):
             pass
     store.close()
-    assert set(timings.load) == set(timings.compute) == set(LAYERS)
+    assert set(timings.load) == set(timings.wait) == set(timings.compute) == set(LAYERS)
+    assert timings.wait == timings.load  # nothing is read ahead
     assert timings.load["decoder", "embedding"].count == 2
 
 

@@ -2,12 +2,13 @@
 
     python -m tests.golden.make_tokens
 
-Run it on x86-64: tests/engine/test_tokens.py holds every processor to these.
+On x86-64 alone: tests/engine/test_tokens.py holds every processor to these.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 
 from engine.cli import data_directory
 from engine.published import model_directory
@@ -18,6 +19,8 @@ from tests.engine.test_tokens import GOLDEN, tokens_of
 
 
 def main() -> None:
+    if platform.machine() != "x86_64":
+        raise SystemExit("record on x86-64: the others are held to it")
     engine = Engine(model_directory(data_directory() / "models", "tiny.en", "int8"))
     table = {path.stem: tokens_of(engine.transcribe(path, LayerTimings())) for path in sorted(RECORDINGS.glob("*.flac"))}
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(tokens)}" for name, tokens in table.items())

@@ -46,10 +46,13 @@ class Compose:
         if EMULATED:  # fetching is three processes: qemu's own memory for each would not fit under the limit
             environment["MODEL"] = "tiny.en"
         own = {"THIMBLE_IMAGE": IMAGE, "THIMBLE_PUBLISH": f"127.0.0.1:{self.port}", "THIMBLE_MEMORY": "200m"}
-        self.environment = {n: v for n, v in os.environ.items() if not n.startswith("THIMBLE_")} | own | environment
+        kept = {n: v for n, v in os.environ.items() if not n.startswith("THIMBLE_") and n != "MODEL"}
+        self.environment = kept | own | environment
 
     def __call__(self, *arguments: str) -> str:
-        command = ["docker", "compose", "--project-name", PROJECT, "--file", "docker-compose.yml", *arguments]
+        # Not the .env of whoever runs the tests.
+        own = ("--project-name", PROJECT, "--file", "docker-compose.yml", "--env-file", os.devnull)
+        command = ["docker", "compose", *own, *arguments]
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -58,7 +61,7 @@ class Compose:
 @pytest.fixture(scope="module")
 def compose() -> Iterator[Compose]:
     if not shutil.which("docker") or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
-        pytest.fail("no docker with compose here: sudo apt install docker.io docker-compose")
+        pytest.fail("no docker with compose v2 here (Debian 13: docker.io and docker-compose)")
     run = Compose(PROMETHEUS_IMAGE="thimble-prometheus:test", PROMETHEUS_PUBLISH=f"127.0.0.1:{free_port()}")
     run("--profile", "metrics", "down", "--volumes")
     run("build", "thimble")
@@ -153,18 +156,21 @@ def test_a_real_prometheus_scrapes_it(compose: Compose, box: Box) -> None:
     compose("--profile", "metrics", "rm", "--stop", "--force", "prometheus")
 
 
-def test_a_stop_in_a_job_drains_and_a_start_serves_again(box: Box, recordings: dict[str, Recording]) -> None:
+def test_a_stop_in_a_job_drains_and_a_start_serves_again(compose: Compose, box: Box, recordings: dict[str, Recording]) -> None:
     answer: list[httpx.Response] = []
     poster = threading.Thread(target=lambda: answer.append(box.post(recordings["demo"].path)))
+    jobs = len(box.lines("job"))
     poster.start()
     until(lambda: spooled(box), "the recording is spooled")
-    docker("stop", "--time", "1000" if EMULATED else "40", box.name)
+    assert len(box.lines("job")) == jobs
+    compose("stop", "thimble")  # within the file's stop_grace_period, or Docker kills it: 137
     poster.join()
     if not EMULATED:  # a window takes longer than the drain time there: its client was told `shutting_down`
         assert said(answer[0]) == words(recordings["demo"].text)
     assert answer[0].status_code in (200, 503)
     assert box.state(".State.ExitCode") == "0"
-    docker("start", box.name)
+    assert len(box.lines("job")) == jobs + 1
+    compose("start", "thimble")
     box.wait_until_ready()
     assert spooled(box) == []
     assert said(box.post(recordings["demo"].path)) == words(recordings["demo"].text)
@@ -194,8 +200,8 @@ def test_the_memory_limit_kills_the_worker_and_the_front_end_says_so(baked: str,
         assert "the memory limit of 70 MiB is used up" in answer.json()["error"]["message"]
         assert box.lines("job")[-1]["code"] == "out_of_memory"
         assert "the memory limit of 70 MiB is used up" in box.lines("worker died")[-1]["cause"]
-        until(lambda: box.metric('thimble_worker_restarts_total{reason="out_of_memory"}') == 2, "counted")
-        assert box.metric("thimble_memory_oom_kills_total") == 2
+        until(lambda: box.metric('thimble_worker_restarts_total{reason="out_of_memory"}') >= 2, "counted")
+        assert box.metric("thimble_memory_oom_kills_total") >= 2
         assert box.answers("/healthz", 200)
         assert (box.state(".State.Status"), box.state(".RestartCount")) == ("running", "0")
 

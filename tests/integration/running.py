@@ -26,6 +26,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def environment_without_settings() -> dict[str, str]:
+    """This process's, but for what would set up a service."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("THIMBLE_")}
+
+
 class Service:
     """A started service; its log lines are parsed JSON."""
 
@@ -34,10 +39,10 @@ class Service:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = data_dir / "log"
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("THIMBLE_")}
         own = {"THIMBLE_DATA_DIR": str(data_dir), "THIMBLE_PORT": str(self.port)} | environment
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen([sys.executable, "-m", "service"], env=clean | own, stderr=log, stdout=log)
+            command = [sys.executable, "-m", "service"]
+            self.process = subprocess.Popen(command, env=environment_without_settings() | own, stderr=log, stdout=log)
         self.client = httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS)
 
     def wait_for(self, path: str, status: int, seconds: float = 60.0) -> httpx.Response:

@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 import soundfile
 
+from service.control_group import find_memory_group
 from tests.conftest import Recording
-from tests.integration.running import Service, running
+from tests.integration.running import Service, environment_without_settings, running
 from tests.words import words
 
 
@@ -54,6 +55,14 @@ def code(response: httpx.Response) -> str:
     assert "/" not in body["error"]["message"].replace("multipart/form-data", "")
     assert "Traceback" not in body["error"]["message"]
     return str(body["error"]["code"])
+
+
+def test_the_metrics_page_knows_its_control_group_and_whether_it_is_ready(service: Service, tmp_path: Path) -> None:
+    assert service.metric("thimble_ready") == 1
+    assert (service.metric('thimble_memory_used_bytes{kind="anonymous"}') > 0) == (find_memory_group() is not None)
+    with running(tmp_path, ready=False, MODEL=str(tmp_path / "absent")) as without_model:
+        assert without_model.wait_for("/readyz", 503).status_code == 503
+        assert without_model.metric("thimble_ready") == 0
 
 
 def test_a_recording_becomes_its_text(service: Service, recordings: dict[str, Recording]) -> None:
@@ -435,7 +444,7 @@ def test_a31_a_second_service_on_the_same_data_leaves_the_first_ones_alone(
     with running(tmp_path, MODEL=str(tiny_en)) as service, concurrent.futures.ThreadPoolExecutor() as pool:
         jobs = [pool.submit(service.post, path) for path in (half_minute.path, recordings["digits"].path)]
         time.sleep(0.5)
-        environment = os.environ | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PORT": "0"}
+        environment = environment_without_settings() | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PORT": "0"}
         second = subprocess.run([sys.executable, "-m", "service"], env=environment, capture_output=True, text=True)
         assert second.returncode == 1
         assert second.stderr == "thimble-serve: another service uses this THIMBLE_DATA_DIR; give this one its own\n"
@@ -444,14 +453,21 @@ def test_a31_a_second_service_on_the_same_data_leaves_the_first_ones_alone(
 
 def test_a_port_that_is_taken_ends_with_one_and_its_reason(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        environment = os.environ | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PORT": str(taken.getsockname()[1])}
+        environment = environment_without_settings() | {
+            "THIMBLE_DATA_DIR": str(tmp_path),
+            "THIMBLE_PORT": str(taken.getsockname()[1]),
+        }
         ended = subprocess.run([sys.executable, "-m", "service"], env=environment, capture_output=True, text=True)
     assert ended.returncode == 1
     assert "address already in use" in ended.stderr
 
 
 def test_a_wrong_setting_ends_with_two_and_one_line(tmp_path: Path) -> None:
-    environment = os.environ | {"THIMBLE_DATA_DIR": str(tmp_path), "THIMBLE_PROT": "1", "THIMBLE_KV": "int4"}
+    environment = environment_without_settings() | {
+        "THIMBLE_DATA_DIR": str(tmp_path),
+        "THIMBLE_PROT": "1",
+        "THIMBLE_KV": "int4",
+    }
     ended = subprocess.run([sys.executable, "-m", "service"], env=environment, capture_output=True, text=True)
     assert ended.returncode == 2
     assert sorted(line.split(":")[1].strip() for line in ended.stderr.splitlines()) == ["THIMBLE_KV", "THIMBLE_PROT"]

@@ -29,12 +29,13 @@ class ScriptedWorker:
     script: ClassVar[list[Callable[[ScriptedWorker, Transcribe], Message | None]]] = []
     started: ClassVar[list[ScriptedWorker]] = []
     start_errors: ClassVar[list[Exception]] = []
+    load_deaths: ClassVar[list[WorkerDied]] = []
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
         self.dead: asyncio.Future[WorkerDied] = asyncio.get_running_loop().create_future()
         self.answers: asyncio.Queue[Message | Exception] = asyncio.Queue()
-        self.answers.put_nowait(Ready(1, "int8", "reference", {}))
+        self.answers.put_nowait(self.load_deaths.pop() if self.load_deaths else Ready(1, "int8", "reference", {}))
         self.pid = 1
 
     @classmethod
@@ -93,7 +94,8 @@ Scene = Callable[[Supervisor, JobQueue, Callable[[str], Job]], Awaitable[None]]
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scene], Metrics]:
     monkeypatch.setattr(module, "WorkerProcess", ScriptedWorker)
     monkeypatch.setattr(module, "RETRY_SECONDS", (0.01, 0.02))
-    ScriptedWorker.script, ScriptedWorker.started, ScriptedWorker.start_errors = [], [], []
+    for scripted in (ScriptedWorker.script, ScriptedWorker.started, ScriptedWorker.start_errors, ScriptedWorker.load_deaths):
+        scripted.clear()
 
     def run(scene: Scene, **settings: object) -> Metrics:
         async def main() -> Metrics:
@@ -142,6 +144,32 @@ def test_a_job_is_tried_on_a_second_worker_and_no_third(play: Callable[[Scene], 
 
     assert restarts(play(scene), "killed") == 3
     assert len(ScriptedWorker.started) == 4
+
+
+def test_the_kernels_kill_is_named_to_the_client_and_the_metric(play: Callable[[Scene], Metrics]) -> None:
+    def out_of_memory(worker: ScriptedWorker, message: Transcribe) -> Message:
+        raise WorkerDied("killed by the kernel: the memory limit of 70 MiB is used up", "out_of_memory")
+
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        ScriptedWorker.script = [out_of_memory, finished, out_of_memory, out_of_memory]
+        assert await outcome(job("a")) == " text"
+        failed = job("b")
+        assert await outcome(failed) == "out_of_memory"
+        assert "the memory limit of 70 MiB" in str(failed.result.exception())
+
+    assert restarts(play(scene), "out_of_memory") == 3
+
+
+@pytest.mark.parametrize("reason", ["out_of_memory", "killed"])
+def test_one_kill_while_loading_costs_no_waiting_job(play: Callable[[Scene], Metrics], reason: str) -> None:
+    """What may pass: another program held the memory a moment ago."""
+
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        ScriptedWorker.load_deaths = [WorkerDied("gone", reason)]
+        assert await outcome(job("a")) == " text"
+
+    assert restarts(play(scene), reason) == 1
+    assert len(ScriptedWorker.started) == 2
 
 
 def test_a_job_whose_client_left_is_not_tried_again(play: Callable[[Scene], Metrics]) -> None:
