@@ -108,6 +108,15 @@ def test_the_two_commands_stand_at_the_top_of_the_readme() -> None:
     assert "make test" in top
 
 
+def test_every_link_within_the_project_leads_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("*/*.md")]
+    links = {
+        (page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    }
+    assert len(links) > 3
+    assert {f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()} == set()
+
+
 def test_nothing_committed_names_a_registry_or_this_machine() -> None:
     git = shutil.which("git")
     if not git or not (ROOT / ".git").exists():
