@@ -38,7 +38,7 @@ class ChildWatch:
     def look(self) -> None:
         """Take the kernel's counts; only what rises after this is blamed on it. At the start of each piece of work."""
         self._kills_before = self._kills()
-        self._hits_before = self._group.limit_hits() if self._group else 0
+        self._failures_before = self._group.limit_failures() if self._group else None
 
     def cause(self, status: int) -> tuple[str, str]:
         """Why the child ended, in words, and the metric's reason: out_of_memory, killed (by a signal) or crashed (by itself).
@@ -63,7 +63,12 @@ class ChildWatch:
         return self._group.oom_kills() if self._group else machine_oom_kills(self._root)
 
     def _used_up(self) -> str:
+        """What ran out: the group counts its dead whether its own limit or the whole machine did."""
         limit = self._group.limit_bytes() if self._group else None
-        if limit and self._group and self._group.limit_hits() > self._hits_before:
-            return f"the memory limit of {limit / MIB:.0f} MiB"
-        return "the machine's memory"
+        if self._group is None or limit is None:
+            return "the machine's memory"
+        if self._failures_before is None:
+            is_limit = self._group.has_been_full()
+        else:
+            is_limit = (self._group.limit_failures() or 0) > self._failures_before
+        return f"the memory limit of {limit / MIB:.0f} MiB" if is_limit else "the machine's memory"

@@ -21,8 +21,7 @@ class _Files:
 
     limit: str
     usage: str
-    limit_hits: str
-    limit_hits_field: str  # none: the file holds the number alone
+    peak: str
     events: str
     anonymous: str
     file: str  # with what is shared
@@ -30,12 +29,11 @@ class _Files:
     major_faults: str
 
 
-_V2 = _Files("memory.max", "memory.current", "memory.events", "oom", "memory.events", "anon", "file", "shmem", "pgmajfault")
+_V2 = _Files("memory.max", "memory.current", "memory.peak", "memory.events", "anon", "file", "shmem", "pgmajfault")
 _V1 = _Files(
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
-    "memory.failcnt",
-    "",
+    "memory.max_usage_in_bytes",
     "memory.oom_control",
     "total_rss",
     "total_cache",
@@ -73,12 +71,18 @@ class MemoryGroup:
         kinds = {"anonymous": anonymous, "file": max(0, file - shared), "shared": shared}
         return kinds | {"kernel": max(0, usage - anonymous - file)}
 
-    def limit_hits(self) -> int:
-        """How often a limit from here upwards stood in the way; out of memory elsewhere does not raise it."""
-        texts = [_text(directory / self._files.limit_hits) for directory in self._directories]
-        if self._files.limit_hits_field:
-            return sum(_fields(text).get(self._files.limit_hits_field, 0) for text in texts)
-        return sum(int(text) for text in texts if text.isdecimal())
+    def limit_failures(self) -> int | None:
+        """How often an allocation failed at a limit from here upwards, which a shortage elsewhere does not raise; v1: None.
+
+        v1's failcnt is no such count: where Docker limits memory and memory with swap to the same, it stays 0 (seen on 6.18).
+        """
+        if self._files is _V1:
+            return None
+        return sum(_fields(_text(directory / self._files.events)).get("oom", 0) for directory in self._directories)
+
+    def has_been_full(self) -> bool:
+        """Whether use has ever stood at a limit from here upwards, if only with page cache."""
+        return any(int(_text(directory / self._files.peak) or 0) >= limit for limit, directory in self._limits())
 
     def major_faults(self) -> int:
         """Pages that had to be read from storage because somebody touched them, since the group was made."""

@@ -13,6 +13,8 @@ from service.child import MAX_OOM_SCORE_ADJ, OOM_SCORE_ADJ, ChildWatch
 from service.control_group import find_memory_group
 from tests.service.conftest import V2_MOUNT, write
 
+LIMIT = "killed by the kernel: the memory limit of 200 MiB is used up", "out_of_memory"
+MACHINE = "killed by the kernel: the machine's memory is used up", "out_of_memory"
 NO_LIMIT_V1 = {"64-bit": 0x7FFFFFFFFFFFF000, "32-bit": 0x7FFFFFFF000}
 
 
@@ -64,14 +66,20 @@ def test_v1_finds_its_group_from_any_side_of_a_namespace(tmp_path: Path, group_p
     write(tmp_path, own + "memory.usage_in_bytes", "110000000\n")
     write(tmp_path, own + "memory.limit_in_bytes", f"{200 << 20}\n")
     write(tmp_path, own + "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    write(tmp_path, own + "memory.failcnt", "4\n")
+    write(tmp_path, own + "memory.max_usage_in_bytes", "110000000\n")
     stat = "cache 1\nrss 1\ntotal_cache 43000000\ntotal_rss 60000000\ntotal_shmem 3000000\ntotal_pgmajfault 123\n"
     write(tmp_path, own + "memory.stat", stat + f"hierarchical_memory_limit {200 << 20}\n")
     group = find_memory_group(tmp_path)
     assert group
     assert group.limit_bytes() == 200 << 20
     assert group.used_bytes() == {"anonymous": 60_000_000, "file": 40_000_000, "shared": 3_000_000, "kernel": 7_000_000}
-    assert (group.major_faults(), group.oom_kills(), group.limit_hits()) == (123, 3, 4)
+    assert (group.major_faults(), group.oom_kills(), group.limit_failures()) == (123, 3, None)
+    # v1 does not count failures at its limit: where use has never been that high, it was not the limit.
+    watch = ChildWatch(7, tmp_path)
+    write(tmp_path, own + "memory.oom_control", "oom_kill 4\n")
+    assert watch.cause(-signal.SIGKILL) == MACHINE
+    write(tmp_path, own + "memory.max_usage_in_bytes", f"{200 << 20}\n")
+    assert watch.cause(-signal.SIGKILL) == LIMIT
 
 
 @pytest.mark.parametrize("kernel", NO_LIMIT_V1)
@@ -121,10 +129,6 @@ def test_this_process_is_in_a_group_or_in_none() -> None:
     group = find_memory_group()
     if group:
         assert sum(group.used_bytes().values()) > 1 << 20
-
-
-LIMIT = "killed by the kernel: the memory limit of 200 MiB is used up", "out_of_memory"
-MACHINE = "killed by the kernel: the machine's memory is used up", "out_of_memory"
 
 
 def test_a_child_that_the_kernel_killed_for_memory_is_told_from_one_that_somebody_killed(v2_container: Path) -> None:
