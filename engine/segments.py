@@ -34,6 +34,8 @@ class Segment:
     tokens: tuple[int, ...]
     avg_logprob: float
     no_speech_prob: float
+    temperature: float
+    compression_ratio: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +83,16 @@ def split_window(tokens: Sequence[int], timestamp_begin: int, n_frames: int) -> 
 
 
 def make_segment(
-    span: Span, tokenizer: Tokenizer, seek: int, n_frames: int, avg_logprob: float, no_speech_prob: float
+    span: Span, tokenizer: Tokenizer, seek: int, n_frames: int, confidence: tuple[float, float, float, float]
 ) -> Segment:
-    """The segment of a span; where it says nothing or takes no time, its text and tokens are dropped."""
+    """The segment of a span; where it says nothing or takes no time, its text and tokens are dropped.
+
+    `confidence` is its window's avg_logprob, no_speech_prob, temperature and compression_ratio.
+    """
     offset = seek * SECONDS_PER_FRAME
     start = offset + span.start * SECONDS_PER_POSITION
     end = offset + (n_frames * SECONDS_PER_FRAME if span.end is None else span.end * SECONDS_PER_POSITION)
     text = tokenizer.decode(span.tokens)
     if start == end or not text.strip():
-        return Segment(seek, start, end, "", (), avg_logprob, no_speech_prob)
-    return Segment(seek, start, end, text, tuple(span.tokens), avg_logprob, no_speech_prob)
+        return Segment(seek, start, end, "", (), *confidence)
+    return Segment(seek, start, end, text, tuple(span.tokens), *confidence)

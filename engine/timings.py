@@ -33,6 +33,8 @@ class LayerTimings:
         `audio`, `mel`, `encode`, `decode`, `detect`.
     shard_loads, shard_bytes : int
         Mappings made, and the bytes behind them.
+    fallbacks : int
+        Decodings of a window beyond its first.
     """
 
     load: dict[tuple[str, str], Tally] = field(default_factory=dict)
@@ -41,6 +43,7 @@ class LayerTimings:
     stages: dict[str, Tally] = field(default_factory=dict)
     shard_loads: int = 0
     shard_bytes: int = 0
+    fallbacks: int = 0
 
     def add_load(self, stack: str, layer: str, seconds: float) -> None:
         self.load.setdefault((stack, layer), Tally()).add(seconds)
@@ -77,4 +80,5 @@ class LayerTimings:
             "stages": [[name, tally.seconds, tally.count] for name, tally in self.stages.items()],
             "shard_loads": self.shard_loads,
             "shard_bytes": self.shard_bytes,
+            "fallbacks": self.fallbacks,
         }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
 from engine.audio import read_blocks
-from engine.decoding import DecodingOptions, DecodingResult, DecodingTask
+from engine.decoding import DecodingOptions, DecodingResult, DecodingTask, Fallback, is_silence
 from engine.dims import SAMPLE_RATE, Float32
 from engine.errors import AudioTooLong, Cancelled
 from engine.mel import LogMel
@@ -18,10 +18,10 @@ from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
 
-NO_SPEECH_THRESHOLD = 0.6
-LOGPROB_THRESHOLD = -1.0
-"""A window is silence where its no-speech probability is above the first and its mean log-probability not above the
-second (openai/whisper transcribe.py)."""
+PROMPT_RESET_TEMPERATURE = 0.5
+"""A window whose tokens were drawn at more than this is no help for the next: the text so far is forgotten (openai/whisper
+transcribe.py)."""
+DEFAULT_FALLBACK = Fallback()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,7 @@ class Engine:
         language: str | None = None,
         max_seconds: float = inf,
         should_stop: Callable[[], bool] = lambda: False,
+        fallback: Fallback = DEFAULT_FALLBACK,
     ) -> Transcript:
         """Transcribe the recording at `path`.
 
@@ -98,6 +99,8 @@ class Engine:
             A longer recording is refused, as soon as that much of it is decoded.
         should_stop : callable
             Asked before every encoder layer and every token.
+        fallback : Fallback
+            The temperatures to decode a window at, in turn, until its text can be trusted.
 
         Raises
         ------
@@ -134,7 +137,7 @@ class Engine:
         with timings.stage("audio"):
             log_mel = LogMel(blocks, self._model.dims)
         segments: list[Segment] = []
-        seek = n_tokens = 0
+        seek = n_tokens = prompt_since = 0
         while seek < log_mel.n_frames:
             with timings.stage("mel"):
                 window = log_mel.window(seek)
@@ -142,15 +145,29 @@ class Engine:
             code = code or self._task.detect_language(timings)
             # The text so far helps with the next window's names and spelling (the reference's
             # `condition_on_previous_text`).
-            prompt = tuple(token for segment in segments for token in segment.tokens)
-            result = self._task.run(DecodingOptions(code, prompt=prompt), timings, check)
+            prompt = tuple(token for segment in segments[prompt_since:] for token in segment.tokens)
+            # Seeded by the window: the same recording gives the same text, whatever was transcribed before.
+            result = self._decode(DecodingOptions(code, prompt=prompt, seed=seek), fallback, timings, check)
             found, advance = self._segments(result, seek, min(self._model.dims.n_frames, log_mel.n_frames - seek))
             segments += found
+            if found and result.temperature > PROMPT_RESET_TEMPERATURE:
+                prompt_since = len(segments)
             n_tokens += len(result.tokens)
             seek += advance
         # Joined by tokens, not by text: a character may lie across two segments.
         text = self._tokenizer.decode(token for segment in segments for token in segment.tokens)
         return Transcript(text, code or "", log_mel.seconds, tuple(segments), n_tokens, is_partial)
+
+    def _decode(
+        self, options: DecodingOptions, fallback: Fallback, timings: LayerTimings, check: Callable[[], None]
+    ) -> DecodingResult:
+        """The window's tokens, at the first temperature whose text can be trusted."""
+
+        def attempt(temperature: float) -> DecodingResult:
+            timings.fallbacks += temperature != fallback.temperatures[0]
+            return self._task.run(replace(options, temperature=temperature), timings, check)
+
+        return fallback.decode(attempt)
 
     def _language(self, language: str | None) -> str | None:
         """The code to decode with; None where it is to be detected."""
@@ -160,11 +177,11 @@ class Engine:
 
     def _segments(self, result: DecodingResult, seek: int, n_frames: int) -> tuple[list[Segment], int]:
         """One window's segments, none where it is silence, and the frames to move on by."""
-        if result.no_speech_prob > NO_SPEECH_THRESHOLD and result.avg_logprob <= LOGPROB_THRESHOLD:
+        if is_silence(result):
             return [], n_frames
         spans, advance = split_window(result.tokens, self._tokenizer.special.timestamp_begin, n_frames)
-        confidence = result.avg_logprob, result.no_speech_prob
-        return [make_segment(span, self._tokenizer, seek, n_frames, *confidence) for span in spans], advance
+        confidence = result.avg_logprob, result.no_speech_prob, result.temperature, result.compression_ratio
+        return [make_segment(span, self._tokenizer, seek, n_frames, confidence) for span in spans], advance
 
     def close(self) -> None:
         """Unmap the weights."""

@@ -144,6 +144,9 @@ class Metrics:
             registry=registry,
         )
         self._tokens = Counter("thimble_tokens", "Tokens decoded.", registry=registry)
+        self._fallbacks = Counter(
+            "thimble_fallbacks", "Decodings of a window beyond its first, at a higher temperature.", registry=registry
+        )
         self._shard_loads = Counter("thimble_shard_loads", "Shards mapped.", registry=registry)
         self._shard_bytes = Counter("thimble_shard_mapped_bytes", "Bytes of the shards mapped.", registry=registry)
         self._restarts = Counter("thimble_worker_restarts", "Workers replaced, by reason.", ("reason",), registry=registry)
@@ -180,6 +183,7 @@ class Metrics:
             self._layers.add(stack, layer, kind, seconds, count)
         for name, seconds, _ in timings.get("stages", []):
             self._stages.labels(name).observe(seconds)
+        self._fallbacks.inc(timings.get("fallbacks", 0))
         self._shard_loads.inc(timings.get("shard_loads", 0))
         self._shard_bytes.inc(timings.get("shard_bytes", 0))
 

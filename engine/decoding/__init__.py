@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from engine.decoding.fallback import Fallback, is_silence
 from engine.decoding.options import DecodingOptions
 from engine.decoding.task import DecodingResult, DecodingTask
 
-__all__ = ["DecodingOptions", "DecodingResult", "DecodingTask"]
+__all__ = ["DecodingOptions", "DecodingResult", "DecodingTask", "Fallback", "is_silence"]

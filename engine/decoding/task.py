@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from engine.decoding.filters import ApplyTimestampRules, LogitFilter, SuppressBlank, SuppressTokens
-from engine.decoding.greedy import GreedyDecoder
 from engine.decoding.options import DecodingOptions
+from engine.decoding.samplers import Sampler
 from engine.dims import Float32
 from engine.kernels.reference import softmax
 from engine.model import Whisper
@@ -29,11 +30,23 @@ class DecodingResult:
         Sum of log-probabilities over tokens + 1 (openai/whisper decoding.py).
     no_speech_prob : float
         Probability of the no-speech token right after the start token, before any filter.
+    temperature : float
+        That the tokens were chosen at.
+    compression_ratio : float
+        Bytes of the text by bytes of it compressed: text that repeats itself is far above 2.
     """
 
     tokens: list[int]
     avg_logprob: float
     no_speech_prob: float
+    temperature: float
+    compression_ratio: float
+
+
+def compression_ratio(text: str) -> float:
+    """Bytes of the stripped text by bytes of its zlib compression (openai/whisper utils.py)."""
+    data = text.strip().encode()
+    return len(data) / len(zlib.compress(data))
 
 
 class DecodingTask:
@@ -52,15 +65,16 @@ class DecodingTask:
         self._sample_len = model.dims.n_text_ctx // 2
 
     def run(self, options: DecodingOptions, timings: LayerTimings, check: Callable[[], None]) -> DecodingResult:
-        """Decode the window that `Whisper.begin_window` got ready.
+        """Decode the window that `Whisper.begin_window` got ready; it can be decoded again.
 
         `check` is called before every step; what it raises ends the work.
         """
         special, decoder = self._tokenizer.special, self._model.decoder
         start = self._initial_tokens(options)
         sampled: list[int] = []
-        greedy = GreedyDecoder()
+        sampler = Sampler(options.temperature, options.seed)
         with timings.stage("decode"):
+            decoder.restart()
             sot = start.index(special.sot)
             rows = decoder.step(start, [sot, len(start) - 1], timings)
             no_speech_prob = self._no_speech_prob(rows[0])
@@ -69,14 +83,16 @@ class DecodingTask:
                 check()
                 for logit_filter in self._filters:
                     logit_filter.apply(logits, sampled)
-                token = greedy.choose(logits)
+                token = sampler.choose(logits)
                 if token == special.eot:
                     break
                 sampled.append(token)
                 if len(sampled) == self._sample_len or len(start) + len(sampled) > self._model.dims.n_text_ctx:
                     break
                 logits = decoder.step([token], [0], timings)[0]
-        return DecodingResult(sampled, greedy.sum_logprob / (len(sampled) + 1), no_speech_prob)
+        ratio = compression_ratio(self._tokenizer.decode(sampled))
+        avg_logprob = sampler.sum_logprob / (len(sampled) + 1)
+        return DecodingResult(sampled, avg_logprob, no_speech_prob, options.temperature, ratio)
 
     def detect_language(self, timings: LayerTimings) -> str:
         """The likeliest language of the window: one step from the start token (openai/whisper `detect_language`).
@@ -85,8 +101,8 @@ class DecodingTask:
         """
         special, decoder = self._tokenizer.special, self._model.decoder
         with timings.stage("detect"):
-            logits = decoder.step([special.sot], [0], timings)[0]
             decoder.restart()
+            logits = decoder.step([special.sot], [0], timings)[0]
         return max(special.languages, key=lambda code: float(logits[special.languages[code]]))
 
     def _initial_tokens(self, options: DecodingOptions) -> list[int]:

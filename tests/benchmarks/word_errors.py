@@ -18,6 +18,8 @@ from typing import Any
 import jiwer
 from whisper_normalizer.english import EnglishTextNormalizer
 
+from engine.decoding import Fallback
+from engine.decoding.fallback import TEMPERATURES
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 
@@ -48,11 +50,11 @@ def read_set(speech: Path, *sets: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["set"] in sets and row["text"]]
 
 
-def evaluate(engine: Engine, rows: list[dict[str, Any]], speech: Path) -> WordErrors:
+def evaluate(engine: Engine, rows: list[dict[str, Any]], speech: Path, fallback: Fallback) -> WordErrors:
     """Transcribe every row's recording and sum the errors."""
     started, audio_seconds, heard = time.perf_counter(), 0.0, []
     for row in rows:
-        transcript = engine.transcribe(speech / row["path"], LayerTimings(), "en")
+        transcript = engine.transcribe(speech / row["path"], LayerTimings(), "en", fallback=fallback)
         audio_seconds += transcript.seconds
         heard.append(normalise(transcript.text))
     seconds = time.perf_counter() - started
@@ -67,12 +69,14 @@ def main() -> None:
     parser.add_argument("speech", type=Path)
     parser.add_argument("--set", action="append", required=True)
     parser.add_argument("--model", action="append", required=True, metavar="DIR=KV")
+    parser.add_argument("--temperatures", default=",".join(map(str, TEMPERATURES)), help="0 decodes every window once")
     args = parser.parse_args()
+    fallback = Fallback(tuple(map(float, args.temperatures.split(","))))
     rows = read_set(args.speech, *args.set)
     first: list[str] = []
     for variant in args.model:
         directory, _, kv = variant.rpartition("=")
-        result = evaluate(Engine(Path(directory), kv), rows, args.speech)
+        result = evaluate(Engine(Path(directory), kv), rows, args.speech, fallback)
         first = first or result.heard
         changed = sum(a != b for a, b in zip(result.heard, first, strict=True))
         print(f"{variant}: {result}, {changed} transcripts differ from the first variant's", flush=True)

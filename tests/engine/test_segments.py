@@ -41,7 +41,7 @@ def test_split(tokens: list[int], spans: list[Span], advance: int) -> None:
 
 
 def segment(span: Span, seek: int = 200) -> tuple[float, float, str, tuple[int, ...]]:
-    made = make_segment(span, tokenizer(), seek, N_FRAMES, -0.5, 0.1)
+    made = make_segment(span, tokenizer(), seek, N_FRAMES, (-0.5, 0.1, 0.0, 1.0))
     return made.start, made.end, made.text, made.tokens
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.decoding import Fallback
 from engine.errors import UnsupportedAudio
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
@@ -57,8 +58,9 @@ def test_word_errors_are_the_references_and_int8_adds_none(tiny_en: Path, tiny_e
     from tests.benchmarks.word_errors import evaluate, read_set
 
     rows = read_set(SPEECH, "librispeech-test-other")
-    exact = evaluate(Engine(tiny_en_f16, "f32"), rows, SPEECH)
-    int8 = evaluate(Engine(tiny_en, "int8"), rows, SPEECH)
+    once = Fallback((0.0,))  # as the reference's were recorded
+    exact = evaluate(Engine(tiny_en_f16, "f32"), rows, SPEECH, once)
+    int8 = evaluate(Engine(tiny_en, "int8"), rows, SPEECH, once)
     print(f"float32 {exact}\nint8    {int8}")
     assert exact.percent <= 11.6  # openai/whisper itself: 11.37
     assert int8.percent <= exact.percent + 0.3
