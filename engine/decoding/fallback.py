@@ -30,19 +30,28 @@ class Fallback:
             raise ValueError(f"temperatures are numbers from 0 to 1, at least one; found {self.temperatures}")
 
     def decode(self, attempt: Callable[[float], DecodingResult]) -> DecodingResult:
-        """The first result that can be trusted, or the last one where none can."""
+        """The first result that can be trusted; where none can, the likeliest of those that do not loop.
+
+        openai/whisper keeps the last attempt, at temperature 1, then: on recordings it guesses at, that is the worst
+        (engine/DESIGN.md). faster-whisper has this rule.
+        """
+        attempts = []
         for temperature in self.temperatures:
-            result = attempt(temperature)
-            if is_trusted(result):
-                break
-        return result
+            attempts.append(attempt(temperature))
+            if is_trusted(attempts[-1]):
+                return attempts[-1]
+        return max(attempts, key=lambda result: (not _loops(result), result.avg_logprob))
 
 
 def is_trusted(result: DecodingResult) -> bool:
     """Neither a loop nor a guess; or silence, of which no other temperature makes speech."""
     if is_silence(result):
         return True
-    return result.compression_ratio <= COMPRESSION_RATIO_THRESHOLD and result.avg_logprob >= LOGPROB_THRESHOLD
+    return not _loops(result) and result.avg_logprob >= LOGPROB_THRESHOLD
+
+
+def _loops(result: DecodingResult) -> bool:
+    return result.compression_ratio > COMPRESSION_RATIO_THRESHOLD
 
 
 def is_silence(result: DecodingResult) -> bool:

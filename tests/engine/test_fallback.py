@@ -26,6 +26,7 @@ def result(avg_logprob: float = -0.3, no_speech: float = 0.1, ratio: float = 1.5
 
 
 GOOD, LOOP, GUESS = result(), result(ratio=2.5), result(avg_logprob=-1.1)
+WILD, WORSE_LOOP = result(avg_logprob=-2.9), result(avg_logprob=-0.9, ratio=2.5)
 SILENCE = result(avg_logprob=-1.1, no_speech=0.7)
 
 
@@ -57,7 +58,9 @@ def test_silence_is_what_the_model_calls_so_and_only_guesses_at() -> None:
         ([GOOD], [0.0], GOOD),
         ([LOOP, GOOD], [0.0, 0.2], GOOD),
         ([LOOP, GUESS, LOOP, SILENCE], [0.0, 0.2, 0.4, 0.6], SILENCE),
-        ([LOOP, LOOP, LOOP, LOOP, LOOP, GUESS], list(TEMPERATURES), GUESS),  # the last, where none is trusted
+        # Where none is trusted: what does not loop, then what is likeliest; not simply the last.
+        ([LOOP, GUESS, LOOP, WILD, WILD, WILD], list(TEMPERATURES), GUESS),
+        ([LOOP, WORSE_LOOP, WORSE_LOOP, WORSE_LOOP, WORSE_LOOP, WORSE_LOOP], list(TEMPERATURES), LOOP),
     ],
 )
 def test_the_ladder_ends_at_the_first_that_is_trusted(
@@ -147,9 +150,9 @@ def engine(random_checkpoint: Path, tmp_path: Path) -> Engine:
     return Engine(tmp_path / "model")
 
 
-def whole(text: int, temperature: float, ratio: float = 1.0) -> DecodingResult:
+def whole(text: int, temperature: float, ratio: float = 1.0, avg_logprob: float = -0.5) -> DecodingResult:
     """One segment that ends with the window."""
-    return DecodingResult([text, text], -0.5, 0.0, temperature, ratio)
+    return DecodingResult([text, text], avg_logprob, 0.0, temperature, ratio)
 
 
 def test_a_window_drawn_at_a_high_temperature_tells_the_next_nothing(
@@ -162,7 +165,8 @@ def test_a_window_drawn_at_a_high_temperature_tells_the_next_nothing(
             whole(A, 0.0, ratio=9.0),
             whole(A, 0.2, ratio=9.0),
             whole(B, 0.4),  # trusted at 0.4: kept as the next window's prompt
-            *(whole(A, temperature, ratio=9.0) for temperature in TEMPERATURES),  # never trusted: the last is at 1.0
+            # Never trusted, and likeliest at 1.0.
+            *(whole(A, temperature, ratio=9.0, avg_logprob=temperature - 1.0) for temperature in TEMPERATURES),
         ]
     )
     scripted.results += [whole(B, 0.0)] * 50
