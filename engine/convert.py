@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from engine.byte_pairs import byte_order
 from engine.checkpoints import Checkpoint
 from engine.checkpoints.layout import expected_shapes
 from engine.dims import BLOCK, Float32, ModelDimensions
@@ -125,7 +126,9 @@ def _write(checkpoint: Checkpoint, partial: Path, weights: str, report: Callable
         files.append(_save(partial, part, tensors, digest))
         report(f"{part.file}: {files[-1].n_bytes / 1e6:.1f} MB")
     vocabulary = checkpoint.vocabulary
-    table: dict[str, Array] = {"token_bytes": vocabulary.token_bytes, "token_begins": vocabulary.token_begins}
+    token_bytes, token_begins = vocabulary.token_bytes, vocabulary.token_begins
+    table: dict[str, Array] = {"token_bytes": token_bytes, "token_begins": token_begins}
+    table["token_order"] = byte_order(token_bytes.tobytes(), token_begins)
     files.append(_save(partial, _Part("vocabulary.safetensors", "tokenizer", "vocabulary", 0, 0, ()), table, digest))
     manifest = Manifest(
         dims=checkpoint.dims,
@@ -133,6 +136,7 @@ def _write(checkpoint: Checkpoint, partial: Path, weights: str, report: Callable
         weights=weights,
         source={"format": checkpoint.format, "sha256": {path.name: file_sha256(path) for path in checkpoint.files}},
         special=vocabulary.special,
+        alignment_heads=checkpoint.alignment_heads,
         files=tuple(files),
     )
     path = partial / MANIFEST_FILE

@@ -6,12 +6,13 @@ begins. Nothing is parsed at start, and nothing is held but 0.6 MB.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.byte_pairs import BytePairs
 from engine.errors import ManifestInvalid, UnsupportedLanguage
 from engine.languages import language_code
 
@@ -86,10 +87,17 @@ class Vocabulary:
 
 
 class Tokenizer:
-    """Text of token ids, and start sequences."""
+    """Text of token ids, ids of text, and start sequences.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    Parameters
+    ----------
+    read_order : callable giving `engine.byte_pairs.byte_order` of the vocabulary
+        Called when text is encoded, and what it gives is let go again: few recordings come with a prompt.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, read_order: Callable[[], npt.NDArray[np.uint32]]) -> None:
         self.special = vocabulary.special
+        self._read_order = read_order
         self._bytes = vocabulary.token_bytes.tobytes()
         self._begins = vocabulary.token_begins
 
@@ -98,6 +106,10 @@ class Tokenizer:
         begins = self._begins
         parts = [self._bytes[begins[t] : begins[t + 1]] for t in tokens if t < self.special.eot]
         return b"".join(parts).decode("utf-8", errors="replace")
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of `text`, none of them special whatever the text says."""
+        return BytePairs(self._bytes, self._begins, self._read_order()).encode(text)
 
     def language(self, text: str) -> str:
         """The language code that `text` means for this model.

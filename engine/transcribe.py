@@ -70,7 +70,7 @@ class Engine:
 
     def __init__(self, directory: Path, kv: str = "int8", residency: str = "resident") -> None:
         self._store = ShardStore(directory, residency)
-        self._tokenizer = Tokenizer(self._store.vocabulary())
+        self._tokenizer = Tokenizer(self._store.vocabulary(), self._store.token_order)
         self._model = Whisper(self._store, kv)
         self._task = DecodingTask(self._model, self._tokenizer)
         self.model_bytes = self._store.manifest.n_bytes

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.checkpoints.layout import check_layout
+from engine.checkpoints.layout import alignment_heads, check_layout
 from engine.checkpoints.vocabulary import read_json, read_vocabulary
 from engine.dims import ModelDimensions
 from engine.errors import CheckpointInvalid, ManifestInvalid
@@ -126,6 +126,7 @@ class CTranslate2Checkpoint:
     ----------
     dims : ModelDimensions
     vocabulary : Vocabulary
+    alignment_heads : tuple of (layer, head)
     files : list of Path
         What was read, for the manifest's account of the source.
 
@@ -151,6 +152,7 @@ class CTranslate2Checkpoint:
         check_layout({name: self._shape(name) for name in self._sources}, self.dims)
         config = read_json(self.files[1])
         suppress = config.get("suppress_ids", [])
+        self.alignment_heads = alignment_heads(config.get("alignment_heads"), self.dims)
         self.vocabulary: Vocabulary = read_vocabulary(self.files[2], suppress, self.dims)
 
     def read(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:

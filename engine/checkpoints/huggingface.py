@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.checkpoints.layout import check_layout
+from engine.checkpoints.layout import alignment_heads, check_layout
 from engine.checkpoints.vocabulary import read_json, read_vocabulary
 from engine.dims import ModelDimensions
 from engine.errors import CheckpointInvalid, ManifestInvalid
@@ -70,7 +70,8 @@ def openai_name(name: str) -> str:
 class HuggingFaceCheckpoint:
     """A directory with `model.safetensors` (or parts and their index), `config.json`, `tokenizer.json`.
 
-    `generation_config.json` is read for the suppressed tokens where it is there; `config.json` has them in older files.
+    `generation_config.json` is read for the suppressed tokens and the alignment heads where it is there; `config.json` has
+    the tokens in older files.
 
     Raises
     ------
@@ -100,10 +101,12 @@ class HuggingFaceCheckpoint:
         self._check_dtypes()
         if tied is not None and not np.array_equal(_widen(*tied), self.read("decoder.token_embedding.weight")):
             raise CheckpointInvalid(f"{TIED} is not the token embedding: logits are not tied")
-        suppress = config.get("suppress_tokens")
+        suppress, heads = config.get("suppress_tokens"), config.get("alignment_heads")
         if (directory / GENERATION_FILE).exists():
             self.files.append(directory / GENERATION_FILE)
-            suppress = read_json(directory / GENERATION_FILE).get("suppress_tokens", suppress)
+            generation = read_json(directory / GENERATION_FILE)
+            suppress, heads = generation.get("suppress_tokens", suppress), generation.get("alignment_heads", heads)
+        self.alignment_heads = alignment_heads(heads, self.dims)
         self.vocabulary: Vocabulary = read_vocabulary(directory / TOKENIZER_FILE, suppress or [], self.dims)
 
     def read(self, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:

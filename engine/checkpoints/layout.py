@@ -50,6 +50,27 @@ def check_layout(found: Mapping[str, tuple[int, ...]], dims: ModelDimensions) ->
         raise CheckpointInvalid(f"the checkpoint's tensors are not those of a Whisper model: {text}")
 
 
+def alignment_heads(value: object, dims: ModelDimensions) -> tuple[tuple[int, int], ...]:
+    """The heads of cross-attention that follow the sound, as (layer, head), from a checkpoint's own list.
+
+    Where it has none (None), all heads of the later half of the layers (openai/whisper model.py).
+
+    Raises
+    ------
+    CheckpointInvalid
+        The list is none of pairs, empty, or names a head that the model has not.
+    """
+    if value is None:
+        later = range(dims.n_text_layer // 2, dims.n_text_layer)
+        return tuple((layer, head) for layer in later for head in range(dims.n_text_head))
+    pairs = value if isinstance(value, list) else []
+    if not pairs or not all(isinstance(pair, list) and [type(n) for n in pair] == [int, int] for pair in pairs):
+        raise CheckpointInvalid("alignment_heads is no list of [layer, head]")
+    if any(not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head) for layer, head in pairs):
+        raise CheckpointInvalid(f"alignment_heads names a head beyond {dims.n_text_layer} layers of {dims.n_text_head}")
+    return tuple(sorted({(layer, head) for layer, head in pairs}))
+
+
 def _listed(names: list[str]) -> str:
     more = len(names) - MAX_NAMES_IN_A_MESSAGE
     return ", ".join(names[:MAX_NAMES_IN_A_MESSAGE]) + (f" and {more} more" if more > 0 else "")

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from engine.checkpoints.layout import alignment_heads
 from engine.dims import BLOCK, ModelDimensions
-from engine.errors import ManifestInvalid, ModelNotFound, ShardCorrupt, ShardMismatch, ShardMissing
+from engine.errors import CheckpointInvalid, ManifestInvalid, ModelNotFound, ShardCorrupt, ShardMismatch, ShardMissing
 from engine.tensor_file import TensorFileError, TensorFileHeader, parse_header
 from engine.tokenizer import SpecialTokens
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "thimble-shards"
-VERSION = 1
+VERSION = 2
 WEIGHTS = ("f32", "f16", "int8")
 """What `thimble convert --weights` takes."""
 MAX_MANIFEST_BYTES = 4 << 20
@@ -86,6 +87,8 @@ class Manifest:
         SHA-256 of the source's content (`engine.convert.content_digest`); each shard's header carries it too.
     weights : str
         One of `WEIGHTS`: how the matrices are stored.
+    alignment_heads : tuple of (layer, head)
+        Heads of cross-attention that follow the sound: word times come from them.
     source : dict
         Format of the checkpoint and SHA-256 of each of its files.
     """
@@ -95,6 +98,7 @@ class Manifest:
     weights: str
     source: dict[str, Any]
     special: SpecialTokens
+    alignment_heads: tuple[tuple[int, int], ...]
     files: tuple[ShardFile, ...]
 
     def to_json(self) -> dict[str, object]:
@@ -106,6 +110,7 @@ class Manifest:
             "dims": self.dims.to_json(),
             "source": self.source,
             "special_tokens": self.special.to_json(),
+            "alignment_heads": [list(pair) for pair in self.alignment_heads],
             "files": [file.to_json() for file in self.files],
         }
 
@@ -147,9 +152,10 @@ def read_manifest(directory: Path) -> Manifest:
             weights=value["weights"],
             source=value["source"],
             special=SpecialTokens.from_json(value["special_tokens"], dims.n_vocab),
+            alignment_heads=alignment_heads(value["alignment_heads"] or [], dims),
             files=tuple(_file(entry) for entry in value["files"]),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, CheckpointInvalid) as error:
         raise ManifestInvalid(f"{MANIFEST_FILE} lacks or garbles a field: {error!r}") from error
     _check_coverage(manifest)
     return manifest

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.checkpoints.layout import check_layout
 from engine.dims import BLOCK, ModelDimensions
@@ -28,6 +29,8 @@ RESIDENCIES = ("resident", "stream")
 
 SCALE_SUFFIX = ".scale"
 """A tensor `x` of INT8 codes stands beside `x.scale`."""
+
+VOCABULARY_TABLE = {"token_bytes", "token_begins", "token_order"}
 
 LayerKey = tuple[str, str]
 """(stack, layer): layer is a number, or `stem`, `ln_post` (encoder), `embedding` (decoder)."""
@@ -163,18 +166,25 @@ class ShardStore:
 
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, copied out of its file."""
+        table = self._vocabulary_table("token_bytes", "token_begins")
+        token_bytes, token_begins = table["token_bytes"].astype(np.uint8), table["token_begins"].astype(np.uint32)
+        special = self.manifest.special
+        ends_rise = np.all(token_begins[1:] >= token_begins[:-1])
+        if len(token_begins) != special.eot + 1 or token_begins[-1] != len(token_bytes) or not ends_rise:
+            raise ShardCorrupt(f"vocabulary.safetensors is no table of {special.eot} tokens")
+        return Vocabulary(token_bytes, token_begins, special)
+
+    def token_order(self) -> npt.NDArray[np.uint32]:
+        """The order of the vocabulary's tokens by their bytes, uint32 [eot], read from its file."""
+        return self._vocabulary_table("token_order")["token_order"].astype(np.uint32)
+
+    def _vocabulary_table(self, *names: str) -> dict[str, npt.NDArray[np.generic]]:
+        """Copies of the vocabulary's tensors."""
         (file,) = (file for file in self.manifest.files if file.stack == "tokenizer")
         opened, header = self._opened[file.file]
         opened.seek(0)
         data = memoryview(opened.read())
-        entries = header.entries
-        token_bytes = np.array(entries["token_bytes"].view(data), dtype=np.uint8)
-        token_begins = np.array(entries["token_begins"].view(data), dtype=np.uint32)
-        special = self.manifest.special
-        ends_rise = np.all(token_begins[1:] >= token_begins[:-1])
-        if len(token_begins) != special.eot + 1 or token_begins[-1] != len(token_bytes) or not ends_rise:
-            raise ShardCorrupt(f"{file.file} is no table of {special.eot} tokens")
-        return Vocabulary(token_bytes, token_begins, special)
+        return {name: np.array(header.entries[name].view(data)) for name in names}
 
     def close(self) -> None:
         """Unmap everything and close the files; the store cannot be used any more."""
@@ -212,7 +222,10 @@ def _check_tensors(manifest: Manifest) -> None:
     """
     shapes = {}
     for file in manifest.files:
-        if file.stack != "tokenizer":
+        if file.stack == "tokenizer":
+            if set(file.tensors) != VOCABULARY_TABLE:
+                raise ManifestInvalid(f"{file.file} holds other tensors than {', '.join(sorted(VOCABULARY_TABLE))}")
+        else:
             _check_dtypes(file)
             shapes.update({n: shape for n, (_, shape) in file.tensors.items() if not n.endswith(SCALE_SUFFIX)})
     try:

@@ -254,3 +254,19 @@ def test_the_test_checkpoint_has_the_real_ones_structure() -> None:
     """What the readers are tested on covers every name that the real model has."""
     assert set(random_tensors()) == set(expected_shapes(DIMS))
     assert len(ctranslate2_tensors(random_tensors())) > 100
+
+
+def test_alignment_heads_are_the_checkpoints_or_the_later_half(tmp_path: Path) -> None:
+    write_ctranslate2(tmp_path)
+    assert open_checkpoint(tmp_path).alignment_heads == ((1, 0), (1, 1), (2, 0), (2, 1))
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"alignment_heads": [[2, 1], [0, 0]]}))
+    assert open_checkpoint(tmp_path).alignment_heads == ((0, 0), (2, 1))
+
+
+@pytest.mark.parametrize("heads", [[], [[0]], [[0, 2]], [[3, 0]], [[-1, 0]], [["0", "0"]], [[0, True]], "all", {"0": 0}])
+def test_alignment_heads_that_are_none_are_refused(heads: object, tmp_path: Path) -> None:
+    write_huggingface(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": heads}))
+    with pytest.raises(CheckpointInvalid, match="alignment_heads"):
+        open_checkpoint(tmp_path)

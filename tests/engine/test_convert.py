@@ -51,7 +51,7 @@ def test_every_tensor_is_stored_once_as_asked(weights: str, random_checkpoint: P
         else:
             assert tensor.dtype == (np.float32 if weights == "f32" else np.float16)
         assert np.array_equal(tensor, original.astype(tensor.dtype)), name
-    assert set(tensors) == {"token_bytes", "token_begins"}
+    assert set(tensors) == {"token_bytes", "token_begins", "token_order"}
 
 
 def test_the_manifest_tells_layers_as_half_open_intervals_and_verifies(random_checkpoint: Path, tmp_path: Path) -> None:

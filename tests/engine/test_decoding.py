@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from engine.byte_pairs import byte_order
 from engine.decoding import DecodingOptions, DecodingTask
 from engine.decoding.filters import ApplyTimestampRules, SuppressBlank, SuppressTokens
 from engine.errors import Cancelled, UnsupportedLanguage
@@ -40,7 +41,8 @@ def special(multilingual: bool = False) -> SpecialTokens:
 def tokenizer(multilingual: bool = False) -> Tokenizer:
     words = [bytes([byte]) for byte in range(256)] + [b" one", b" two"]
     begins = np.cumsum([0] + [len(word) for word in words]).astype(np.uint32)
-    return Tokenizer(Vocabulary(np.frombuffer(b"".join(words), np.uint8), begins, special(multilingual)))
+    table = np.frombuffer(b"".join(words), np.uint8)
+    return Tokenizer(Vocabulary(table, begins, special(multilingual)), lambda: byte_order(table.tobytes(), begins))
 
 
 def stamp(position: int) -> int:

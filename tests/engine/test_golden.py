@@ -68,7 +68,8 @@ def test_logits_of_ten_steps_within_5e_3(golden: dict[str, np.ndarray], model: W
 
 def test_greedy_tokens_and_confidence(golden: dict[str, np.ndarray], model: Whisper, log_mel: np.ndarray) -> None:
     model.begin_window(log_mel, LayerTimings(), lambda: None)
-    tokenizer = Tokenizer(model.encoder._store.vocabulary())
+    store = model.encoder._store
+    tokenizer = Tokenizer(store.vocabulary(), store.token_order)
     result = DecodingTask(model, tokenizer).run(DecodingOptions("en"), LayerTimings(), lambda: None)
     assert result.tokens == golden["tokens"].tolist()
     assert result.avg_logprob == pytest.approx(float(golden["avg_logprob"]), abs=1e-4)
