@@ -72,6 +72,7 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _transcribe(args: argparse.Namespace) -> None:
+    from engine.decoding import DecodingOptions
     from engine.published import find_model
     from engine.timings import LayerTimings
     from engine.transcribe import Engine
@@ -82,7 +83,7 @@ def _transcribe(args: argparse.Namespace) -> None:
     for path in args.files:
         timings = LayerTimings()
         try:
-            transcript = engine.transcribe(path, timings, args.language)
+            transcript = engine.transcribe(path, timings, DecodingOptions(args.language))
         except (EngineError, OSError) as error:
             failed += 1
             _say(_one_line(error) if isinstance(error, OSError) else f"{path}: {_one_line(error)}")

@@ -57,6 +57,12 @@ class UnsupportedLanguage(RequestError):
     code = "unsupported_language"
 
 
+class InvalidOptions(RequestError):
+    """An option is out of range, or two contradict each other."""
+
+    code = "invalid_options"
+
+
 class Cancelled(EngineError):
     """The caller asked to stop; nothing is wrong."""
 

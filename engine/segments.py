@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.dims import FRAMES_PER_POSITION, HOP_LENGTH, SAMPLE_RATE, SECONDS_PER_POSITION
 from engine.tokenizer import Tokenizer
 
 SECONDS_PER_FRAME = HOP_LENGTH / SAMPLE_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word with its punctuation and its leading space; seconds from the recording's start.
+
+    Attributes
+    ----------
+    probability : float
+        Mean of its tokens' probabilities.
+    """
+
+    word: str
+    start: float
+    end: float
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,8 @@ class Segment:
         With its leading space; empty where nothing was said.
     tokens : tuple of int
         Timestamps included.
+    words : tuple of Word
+        Where word times were asked for.
     """
 
     seek: int
@@ -36,6 +54,7 @@ class Segment:
     no_speech_prob: float
     temperature: float
     compression_ratio: float
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +66,7 @@ class Span:
     end: int | None
 
 
-def split_window(tokens: Sequence[int], timestamp_begin: int, n_frames: int) -> tuple[list[Span], int]:
+def split_window(tokens: Sequence[int], timestamp_begin: int, n_frames: int) -> tuple[list[Span], int, bool]:
     """Cut one window's tokens at its timestamps.
 
     Parameters
@@ -60,15 +79,16 @@ def split_window(tokens: Sequence[int], timestamp_begin: int, n_frames: int) -> 
     spans : list of Span
     advance : frames to the next window
         The whole window, unless speech was cut off at its end: then up to the last closed segment.
+    is_open : whether the tokens leave open if speech goes on at the end: they do not end in text and one timestamp
     """
-    stamps = [token >= timestamp_begin for token in tokens]
+    stamps: list[bool] = [token >= timestamp_begin for token in tokens]
     cuts = [i for i in range(1, len(tokens)) if stamps[i - 1] and stamps[i]]
+    # Text and one timestamp at the very end: no speech follows, so the tail is whole too.
+    single_ending = stamps[-2:] == [False, True]
     if not cuts:
         last = next((token for token in reversed(tokens) if token >= timestamp_begin), timestamp_begin)
         end = last - timestamp_begin
-        return [Span(tokens, 0, end or None)], n_frames
-    # Text and one timestamp at the very end: no speech follows, so the tail is whole too.
-    single_ending = stamps[-2:] == [False, True]
+        return [Span(tokens, 0, end or None)], n_frames, not single_ending
     if single_ending:
         cuts.append(len(tokens))
     spans = []
@@ -76,23 +96,27 @@ def split_window(tokens: Sequence[int], timestamp_begin: int, n_frames: int) -> 
         part = tokens[begin:cut]
         spans.append(Span(part, part[0] - timestamp_begin, part[-1] - timestamp_begin))
     if single_ending:
-        return spans, n_frames
+        return spans, n_frames, False
     advance = (tokens[cuts[-1] - 1] - timestamp_begin) * FRAMES_PER_POSITION
     # The timestamp rules make a closing timestamp greater than 0; a window must move on whatever the tokens are.
-    return spans, advance or n_frames
+    return spans, advance or n_frames, True
 
 
 def make_segment(
     span: Span, tokenizer: Tokenizer, seek: int, n_frames: int, confidence: tuple[float, float, float, float]
 ) -> Segment:
-    """The segment of a span; where it says nothing or takes no time, its text and tokens are dropped.
+    """The segment of a span.
 
     `confidence` is its window's avg_logprob, no_speech_prob, temperature and compression_ratio.
     """
     offset = seek * SECONDS_PER_FRAME
     start = offset + span.start * SECONDS_PER_POSITION
     end = offset + (n_frames * SECONDS_PER_FRAME if span.end is None else span.end * SECONDS_PER_POSITION)
-    text = tokenizer.decode(span.tokens)
-    if start == end or not text.strip():
-        return Segment(seek, start, end, "", (), *confidence)
-    return Segment(seek, start, end, text, tuple(span.tokens), *confidence)
+    return Segment(seek, start, end, tokenizer.decode(span.tokens), tuple(span.tokens), *confidence)
+
+
+def emptied(segment: Segment) -> Segment:
+    """The segment; where it says nothing or takes no time, its text, tokens and words are dropped."""
+    if segment.start == segment.end or not segment.text.strip():
+        return replace(segment, text="", tokens=(), words=())
+    return segment

@@ -6,7 +6,8 @@ begins. Nothing is parsed at start, and nothing is held but 0.6 MB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import string
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
@@ -15,6 +16,11 @@ import numpy.typing as npt
 from engine.byte_pairs import BytePairs
 from engine.errors import ManifestInvalid, UnsupportedLanguage
 from engine.languages import language_code
+
+WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+"""Languages written without spaces between words (openai/whisper tokenizer.py)."""
+REPLACEMENT = "\ufffd"
+"""What stands for bytes that are no UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,34 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, none of them special whatever the text says."""
         return BytePairs(self._bytes, self._begins, self._read_order()).encode(text)
+
+    def split_words(self, tokens: Sequence[int], language: str) -> list[tuple[str, int]]:
+        """Words of text tokens, each with its leading space and how many tokens it took (openai/whisper tokenizer.py).
+
+        A word begins at a space and at punctuation; in languages without spaces, every character is one.
+        """
+        words: list[tuple[str, int]] = []
+        for text, n_tokens in self._characters(tokens):
+            joins = words and language not in WITHOUT_SPACES and text[:1] != " " and text.strip() not in string.punctuation
+            if joins:
+                before, n_before = words.pop()
+                text, n_tokens = before + text, n_before + n_tokens
+            words.append((text, n_tokens))
+        return words
+
+    def _characters(self, tokens: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Shortest runs of tokens that are whole characters: their text, and how many tokens."""
+        whole, at, pending = self.decode(tokens), 0, list[int]()
+        for token in tokens:
+            pending.append(token)
+            text = self.decode(pending)
+            broken = text.find(REPLACEMENT)
+            # A character that is broken in the whole text too will not be mended by more tokens.
+            if broken < 0 or whole[at + broken : at + broken + 1] == REPLACEMENT:
+                yield text, len(pending)
+                at, pending = at + len(text), []
+        if pending:
+            yield self.decode(pending), len(pending)
 
     def language(self, text: str) -> str:
         """The language code that `text` means for this model.

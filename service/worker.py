@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
+from engine.decoding import DecodingOptions
 from engine.errors import EngineError
 from engine.published import find_model
 from engine.timings import LayerTimings
@@ -90,7 +91,7 @@ def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Fa
     started = time.perf_counter()
     try:
         transcript = engine.transcribe(
-            Path(job.path), timings, job.language, job.max_seconds, should_stop=lambda: inbox.cancelled == job.job
+            Path(job.path), timings, DecodingOptions(job.language), job.max_seconds, lambda: inbox.cancelled == job.job
         )
     except EngineError as error:
         return Failed(job.job, error.code, str(error), timings=timings.to_json())

@@ -7,7 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.decoding.options import DecodingOptions
 from engine.dims import SECONDS_PER_POSITION, Float32
+from engine.errors import InvalidOptions
 from engine.tokenizer import SpecialTokens
 
 MAX_INITIAL_TIMESTAMP_SECONDS = 1.0
@@ -37,14 +39,36 @@ class SuppressBlank:
 
 
 class SuppressTokens:
-    """Never the non-speech symbols, nor a special token that has its place elsewhere."""
+    """Never the tokens asked for (by default the non-speech symbols), nor a special token that has its place elsewhere.
 
-    def __init__(self, special: SpecialTokens) -> None:
+    Raises
+    ------
+    InvalidOptions
+        `tokens` holds what is no text token.
+    """
+
+    def __init__(self, special: SpecialTokens, tokens: Sequence[int] | None = None) -> None:
+        if any(not 0 <= token < special.eot for token in tokens or ()):
+            raise InvalidOptions(f"suppress_tokens are ids of text tokens, from 0 to {special.eot - 1}")
         others = (special.transcribe, special.translate, special.sot, special.sot_prev, special.sot_lm)
-        self._banned = np.array(sorted({*special.non_speech, *others, special.no_speech}))
+        asked = special.non_speech if tokens is None else tokens
+        self._banned = np.array(sorted({*asked, *others, special.no_speech}))
 
     def apply(self, logits: Float32, sampled: Sequence[int]) -> None:
         logits[self._banned] = -np.inf
+
+
+class PenalizeRepetition:
+    """Text tokens that the window has already are made less likely (Keskar et al. 2019, CTRL, section 4.1)."""
+
+    def __init__(self, special: SpecialTokens, penalty: float) -> None:
+        self._eot = special.eot  # timestamps repeat by rule, and the end comes once
+        self._penalty = np.float32(penalty)
+
+    def apply(self, logits: Float32, sampled: Sequence[int]) -> None:
+        said = np.array(sorted({token for token in sampled if token < self._eot}), np.intp)
+        scores = logits[said]
+        logits[said] = np.where(scores > 0, scores / self._penalty, scores * self._penalty)
 
 
 class ApplyTimestampRules:
@@ -81,6 +105,25 @@ class ApplyTimestampRules:
         if timestamps:
             opens_next = last and not before_last  # the twin may equal its partner
             logits[begin : timestamps[-1] + (0 if opens_next else 1)] = -np.inf
+
+
+def make_filters(special: SpecialTokens, options: DecodingOptions) -> list[LogitFilter]:
+    """The filters that `options` ask for, in the reference's order.
+
+    Raises
+    ------
+    InvalidOptions
+        As `SuppressTokens`.
+    """
+    filters: list[LogitFilter] = []
+    if options.repetition_penalty > 1.0:
+        filters.append(PenalizeRepetition(special, options.repetition_penalty))
+    if options.suppress_blank:
+        filters.append(SuppressBlank(special))
+    filters.append(SuppressTokens(special, options.suppress_tokens))
+    if not options.without_timestamps:
+        filters.append(ApplyTimestampRules(special))
+    return filters
 
 
 def _log_sum_exp(values: Float32) -> float:

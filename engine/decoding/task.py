@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from engine.decoding.filters import ApplyTimestampRules, LogitFilter, SuppressBlank, SuppressTokens
+from engine.decoding.filters import LogitFilter, make_filters
 from engine.decoding.options import DecodingOptions
-from engine.decoding.samplers import Sampler
+from engine.decoding.token_decoders import BeamSearchDecoder, SamplingDecoder, TokenDecoder, likeliest
 from engine.dims import Float32
 from engine.kernels.reference import softmax
 from engine.model import Whisper
@@ -50,70 +48,86 @@ def compression_ratio(text: str) -> float:
 
 
 class DecodingTask:
-    """Decodes windows with one model; holds nothing of a window."""
+    """Decodes the windows of one recording; holds nothing of a window.
 
-    def __init__(self, model: Whisper, tokenizer: Tokenizer) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        special = tokenizer.special
-        self._filters: list[LogitFilter] = [
-            SuppressBlank(special),
-            SuppressTokens(special),
-            ApplyTimestampRules(special),
-        ]
-        # openai/whisper decoding.py `sample_len`: half the context, the rest is left to prompts.
-        self._sample_len = model.dims.n_text_ctx // 2
+    Parameters
+    ----------
+    prefix : token ids of `options.prefix`
+    """
 
-    def run(self, options: DecodingOptions, timings: LayerTimings, check: Callable[[], None]) -> DecodingResult:
+    def __init__(self, model: Whisper, tokenizer: Tokenizer, options: DecodingOptions, prefix: Sequence[int] = ()) -> None:
+        self._model, self._tokenizer, self._options = model, tokenizer, options
+        self._filters: list[LogitFilter] = make_filters(tokenizer.special, options)
+        # openai/whisper decoding.py: half the context is for what is sampled, the rest for what comes before. Its prefix may
+        # take all the room there is; ours is cut, so that prompt, start, prefix and an answer always fit.
+        self._n_ctx = model.dims.n_text_ctx
+        self._sample_len = min(options.sample_len or self._n_ctx // 2, self._n_ctx // 2)
+        self._prefix = list(prefix)[-(self._n_ctx // 4) :]
+
+    def run(
+        self,
+        language: str,
+        prompt: Sequence[int],
+        temperature: float,
+        seed: int,
+        timings: LayerTimings,
+        check: Callable[[], None],
+    ) -> DecodingResult:
         """Decode the window that `Whisper.begin_window` got ready; it can be decoded again.
 
-        `check` is called before every step; what it raises ends the work.
+        Parameters
+        ----------
+        prompt : tokens said to have come before the window; only the last `n_text_ctx // 2 - 1` count
+        check : called before every step; what it raises ends the work
+
+        Raises
+        ------
+        NonFiniteLogits
         """
         special, decoder = self._tokenizer.special, self._model.decoder
-        start = self._initial_tokens(options)
-        sampled: list[int] = []
-        sampler = Sampler(options.temperature, options.seed)
+        start = self._initial_tokens(language, prompt)
+        chooser = self._token_decoder(temperature, seed)
         with timings.stage("decode"):
             decoder.restart()
-            sot = start.index(special.sot)
-            rows = decoder.step(start, [sot, len(start) - 1], timings)
+            rows = decoder.step(start, [start.index(special.sot), len(start) - 1], timings)
             no_speech_prob = self._no_speech_prob(rows[0])
-            logits = rows[1]
+            logits = rows[1:]
             while True:
                 check()
-                for logit_filter in self._filters:
-                    logit_filter.apply(logits, sampled)
-                token = sampler.choose(logits)
-                if token == special.eot:
+                for row, sampled in zip(logits, chooser.live, strict=True):
+                    for logit_filter in self._filters:
+                        logit_filter.apply(row, sampled)
+                sources = chooser.update(logits)
+                if not sources or self._is_full(start, chooser.live[0]):
                     break
-                sampled.append(token)
-                if len(sampled) == self._sample_len or len(start) + len(sampled) > self._model.dims.n_text_ctx:
-                    break
-                logits = decoder.step([token], [0], timings)[0]
-        ratio = compression_ratio(self._tokenizer.decode(sampled))
-        avg_logprob = sampler.sum_logprob / (len(sampled) + 1)
-        return DecodingResult(sampled, avg_logprob, no_speech_prob, options.temperature, ratio)
+                decoder.reorder(sources)
+                newest = [sampled[-1] for sampled in chooser.live]
+                logits = decoder.step(newest, range(len(newest)), timings)
+        best = likeliest(chooser.hypotheses(), self._options.length_penalty)
+        ratio = compression_ratio(self._tokenizer.decode(best.tokens))
+        avg_logprob = best.sum_logprob / (len(best.tokens) + 1)
+        return DecodingResult(best.tokens, avg_logprob, no_speech_prob, temperature, ratio)
 
-    def detect_language(self, timings: LayerTimings) -> str:
-        """The likeliest language of the window: one step from the start token (openai/whisper `detect_language`).
+    def _token_decoder(self, temperature: float, seed: int) -> TokenDecoder:
+        eot, options = self._tokenizer.special.eot, self._options
+        if temperature == 0.0 and options.beam_size > 1:
+            return BeamSearchDecoder(eot, options.beam_size, options.patience)
+        return SamplingDecoder(eot, temperature, seed, options.best_of if temperature else 1, options.top_p)
 
-        The window is ready for `run` afterwards.
-        """
-        special, decoder = self._tokenizer.special, self._model.decoder
-        with timings.stage("detect"):
-            decoder.restart()
-            logits = decoder.step([special.sot], [0], timings)[0]
-        return max(special.languages, key=lambda code: float(logits[special.languages[code]]))
+    def _is_full(self, start: list[int], sampled: list[int]) -> bool:
+        return len(sampled) >= self._sample_len or len(start) + len(sampled) > self._n_ctx
 
-    def _initial_tokens(self, options: DecodingOptions) -> list[int]:
-        """The prompt's end behind its own start token, then the start sequence (openai/whisper decoding.py)."""
-        sot_sequence = self._tokenizer.sot_sequence(options.language, options.task)
-        if not options.prompt:
-            return sot_sequence
-        kept = options.prompt[-(self._model.dims.n_text_ctx // 2 - 1) :]
-        return [self._tokenizer.special.sot_prev, *kept, *sot_sequence]
+    def _initial_tokens(self, language: str, prompt: Sequence[int]) -> list[int]:
+        """The prompt's end behind its own start token, the start sequence, the prefix (openai/whisper decoding.py)."""
+        start = self._tokenizer.sot_sequence(language, self._options.task)
+        if self._options.without_timestamps:
+            start.append(self._tokenizer.special.no_timestamps)
+        start += self._prefix
+        if not prompt:
+            return start
+        return [self._tokenizer.special.sot_prev, *prompt[-(self._n_ctx // 2 - 1) :], *start]
 
     def _no_speech_prob(self, logits: Float32) -> float:
         probabilities = logits.copy()
         softmax(probabilities)
-        return float(np.float32(probabilities[self._tokenizer.special.no_speech]))
+        return float(probabilities[self._tokenizer.special.no_speech])

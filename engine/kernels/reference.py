@@ -6,6 +6,7 @@ All arrays are float32 and C-contiguous unless said otherwise; outputs go to arr
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.dims import Float32
 from engine.quantization import Weight
@@ -15,6 +16,9 @@ LAYER_NORM_EPSILON = 1e-5
 
 GELU_TILE = 16_384
 """Elements of GELU in one go: its four temporaries stay in a small core's second-level cache."""
+
+PROBABILITY_ROWS = 1024
+"""Rows of the vocabulary scored at a time by `probabilities`: 0.9 MB for a window of text."""
 
 # erfc(z) = t (A1 + t (A2 + …)) exp(-z²), t = 1 / (1 + P z), z ≥ 0, error below 1.5e-7
 # (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26).
@@ -77,6 +81,39 @@ def softmax(scores: Float32) -> None:
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=-1, keepdims=True)
+
+
+def probabilities(x: Float32, weight: Weight, chosen: npt.NDArray[np.intp], scratch: Float32) -> Float32:
+    """softmax(x · weightᵀ)[i, chosen[i]] for every row i, without the whole product.
+
+    Parameters
+    ----------
+    x : [n, cols]
+    weight : [rows, cols], any stored dtype
+    chosen : [n], row numbers of `weight`
+    scratch : flat, at least `cols` elements; the more, the larger the tiles
+
+    Returns
+    -------
+    out : [n]
+    """
+    rows, cols = weight.data.shape
+    tile = min(PROBABILITY_ROWS, scratch.size // cols)
+    peak: Float32 = np.full(len(x), -np.inf, np.float32)
+    total: Float32 = np.zeros(len(x), np.float32)
+    own: Float32 = np.empty(len(x), np.float32)
+    for start in range(0, rows, tile):
+        stop = min(start + tile, rows)
+        scores = x @ weight.rows(start, stop).expand(scratch).T
+        inside = np.flatnonzero((chosen >= start) & (chosen < stop))
+        own[inside] = scores[inside, chosen[inside] - start]
+        higher = np.maximum(peak, scores.max(axis=1))
+        total *= np.exp(peak - higher)
+        scores -= higher[:, None]
+        total += np.exp(scores, out=scores).sum(axis=1)
+        peak = higher
+    out: Float32 = np.exp(own - peak) / total
+    return out
 
 
 def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.model.decoder import TextDecoder
 from engine.model.whisper import Whisper
 
-__all__ = ["Whisper"]
+__all__ = ["TextDecoder", "Whisper"]

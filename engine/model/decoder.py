@@ -9,7 +9,7 @@ import numpy as np
 from engine.dims import Float32
 from engine.errors import NonFiniteLogits
 from engine.kernels import reference as kernels
-from engine.kv_cache import CrossKVCache, SelfKVCache
+from engine.kv_cache import CrossKVCache, ScoreObserver, SelfKVCache
 from engine.model.encoder import vector
 from engine.quantization import Weight
 from engine.shards.store import ShardStore
@@ -54,16 +54,25 @@ class TextDecoder:
         value_bias = vector(weights, "cross_attn.value.bias")
         kernels.linear(audio_features, weights["cross_attn.value.weight"], value_bias, v, self._scratch)
 
+    def reserve(self, n_sequences: int) -> None:
+        """Make room for the self K/V of this many sequences, which share the window's cross K/V; all tokens are forgotten."""
+        self._self_kv.reserve(n_sequences)
+
     def restart(self) -> None:
         """Forget all tokens; the window's cross K/V stay, for another attempt at the same window."""
         self._self_kv.reset()
+
+    def reorder(self, sources: Sequence[int]) -> None:
+        """Let sequence i go on from what was sequence `sources[i]`; one is live after `restart`."""
+        self._self_kv.reorder(sources)
 
     def step(self, tokens: Sequence[int], positions: Sequence[int], timings: LayerTimings) -> Float32:
         """Feed `tokens` after those fed before, and project some of them.
 
         Parameters
         ----------
-        tokens : n token ids; several at once only as a window's first step (prefill)
+        tokens : n token ids: of one sequence, several at once only as a window's first step (prefill); or one of each
+            live sequence
         positions : which of the n to give logits for; the projection is by far the largest product of a step
 
         Returns
@@ -77,26 +86,56 @@ class TextDecoder:
         NonFiniteLogits
             A logit is NaN or infinite.
         """
+        x = self._feed(tokens, timings, None)
+        with self._store.layer("decoder", "embedding", timings) as weights:
+            return self._logits(x[list(positions)], weights)
+
+    def token_probabilities(
+        self, tokens: Sequence[int], asked: slice, n_choices: int, timings: LayerTimings, observe: ScoreObserver
+    ) -> Float32:
+        """Feed a whole sequence at once: how likely was each token of `asked`, given those before it?
+
+        The logits of all positions never exist together (they would be 93 MB for 448 tokens): the vocabulary is passed
+        in tiles, of which each position keeps a sum and the score of its own token.
+
+        Parameters
+        ----------
+        tokens : the whole sequence, after `restart`
+        asked : positions [start, stop), start from 1 on
+        n_choices : only ids below this count as choices; the tokens asked about are below it
+        observe : given the scores of cross-attention, layer by layer and head by head
+
+        Returns
+        -------
+        probabilities : float32 [stop - start]
+        """
+        x = self._feed(tokens, timings, observe)
+        with self._store.layer("decoder", "embedding", timings) as weights:
+            x = np.ascontiguousarray(x[asked.start - 1 : asked.stop - 1])
+            kernels.layer_norm(x, vector(weights, "ln.weight"), vector(weights, "ln.bias"), x)
+            table, chosen = weights["token_embedding.weight"], np.asarray(tokens[asked])
+            return kernels.probabilities(x, table.rows(0, n_choices), chosen, self._scratch)
+
+    def _feed(self, tokens: Sequence[int], timings: LayerTimings, observe: ScoreObserver | None) -> Float32:
+        """What the blocks make of `tokens`: [n, n_state], before the last norm."""
         with self._store.layer("decoder", "embedding", timings) as weights:
             x = self._embed(tokens, weights)
         for layer in range(self._dims.n_text_layer):
             with self._store.layer("decoder", str(layer), timings) as weights:
-                self._block(x, layer, weights)
+                self._block(x, layer, weights, observe)
         self._self_kv.advance(len(tokens))
-        with self._store.layer("decoder", "embedding", timings) as weights:
-            return self._logits(x[list(positions)], weights)
+        return x
 
     def _embed(self, tokens: Sequence[int], weights: dict[str, Weight]) -> Float32:
-        start = self._self_kv.length
+        places = self._self_kv.new_positions(len(tokens))
         table = weights["token_embedding.weight"]
         x: Float32 = np.empty((len(tokens), self._dims.n_text_state), np.float32)
         for row, token in enumerate(tokens):
             x[row] = table.rows(token, token + 1).expand(self._scratch)[0]
-        positions = weights["positional_embedding"].rows(start, start + len(tokens))
-        x += positions.expand(self._scratch)
+        x += weights["positional_embedding"].rows(places.start, places.stop).expand(self._scratch)
         return x
 
-    def _block(self, x: Float32, layer: int, weights: dict[str, Weight]) -> None:
+    def _block(self, x: Float32, layer: int, weights: dict[str, Weight], observe: ScoreObserver | None) -> None:
         """One residual block on x [n, n_state], in place."""
         y = np.empty_like(x)
 
@@ -114,7 +153,7 @@ class TextDecoder:
         self._self_kv.append(layer, project(y, "attn.key", has_bias=False), project(y, "attn.value"))
         x += project(self._self_kv.attend(layer, project(y, "attn.query")), "attn.out")
         norm("cross_attn_ln")
-        x += project(self._cross_kv.attend(layer, project(y, "cross_attn.query")), "cross_attn.out")
+        x += project(self._cross_kv.attend(layer, project(y, "cross_attn.query"), observe), "cross_attn.out")
         norm("mlp_ln")
         hidden = project(y, "mlp.0")
         kernels.gelu(hidden)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.decoding import Fallback
+from engine.decoding import DecodingOptions
 from engine.errors import EngineError
 from engine.timings import LayerTimings
 from engine.transcribe import Engine, Transcript
@@ -40,7 +40,7 @@ def compare(engine: Engine, rows: list[dict[str, Any]], speech: Path, language: 
     for row in rows:
         parity.n += 1
         try:
-            transcript = engine.transcribe(speech / row["path"], LayerTimings(), language, fallback=Fallback((0.0,)))
+            transcript = engine.transcribe(speech / row["path"], LayerTimings(), DecodingOptions(language, temperatures=(0.0,)))
         except EngineError as error:
             parity.differences.append(f"{row['path']} refused: {error.code}")
             continue

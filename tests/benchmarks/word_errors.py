@@ -18,8 +18,8 @@ from typing import Any
 import jiwer
 from whisper_normalizer.english import EnglishTextNormalizer
 
-from engine.decoding import Fallback
-from engine.decoding.fallback import TEMPERATURES
+from engine.decoding import DecodingOptions
+from engine.decoding.options import TEMPERATURES
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 
@@ -50,11 +50,11 @@ def read_set(speech: Path, *sets: str) -> list[dict[str, Any]]:
     return [row for row in rows if row["set"] in sets and row["text"]]
 
 
-def evaluate(engine: Engine, rows: list[dict[str, Any]], speech: Path, fallback: Fallback) -> WordErrors:
+def evaluate(engine: Engine, rows: list[dict[str, Any]], speech: Path, options: DecodingOptions) -> WordErrors:
     """Transcribe every row's recording and sum the errors."""
     started, audio_seconds, heard = time.perf_counter(), 0.0, []
     for row in rows:
-        transcript = engine.transcribe(speech / row["path"], LayerTimings(), "en", fallback=fallback)
+        transcript = engine.transcribe(speech / row["path"], LayerTimings(), options)
         audio_seconds += transcript.seconds
         heard.append(normalise(transcript.text))
     seconds = time.perf_counter() - started
@@ -71,12 +71,12 @@ def main() -> None:
     parser.add_argument("--model", action="append", required=True, metavar="DIR=KV")
     parser.add_argument("--temperatures", default=",".join(map(str, TEMPERATURES)), help="0 decodes every window once")
     args = parser.parse_args()
-    fallback = Fallback(tuple(map(float, args.temperatures.split(","))))
+    options = DecodingOptions("en", temperatures=tuple(map(float, args.temperatures.split(","))))
     rows = read_set(args.speech, *args.set)
     first: list[str] = []
     for variant in args.model:
         directory, _, kv = variant.rpartition("=")
-        result = evaluate(Engine(Path(directory), kv), rows, args.speech, fallback)
+        result = evaluate(Engine(Path(directory), kv), rows, args.speech, options)
         first = first or result.heard
         changed = sum(a != b for a, b in zip(result.heard, first, strict=True))
         print(f"{variant}: {result}, {changed} transcripts differ from the first variant's", flush=True)

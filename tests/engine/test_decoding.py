@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from engine.byte_pairs import byte_order
-from engine.decoding import DecodingOptions, DecodingTask
+from engine.decoding import DecodingOptions, DecodingResult, DecodingTask, detect_language
 from engine.decoding.filters import ApplyTimestampRules, SuppressBlank, SuppressTokens
 from engine.errors import Cancelled, UnsupportedLanguage
 from engine.timings import LayerTimings
@@ -124,6 +124,9 @@ class ScriptedDecoder:
     def restart(self) -> None:
         self.restarts += 1
 
+    def reorder(self, sources: Sequence[int]) -> None:
+        assert list(sources) == [0]
+
     def step(self, tokens: Sequence[int], positions: Sequence[int], timings: LayerTimings) -> np.ndarray:
         self.fed.append(list(tokens))
         logits = np.zeros((len(positions), N_VOCAB), np.float32)
@@ -134,21 +137,33 @@ class ScriptedDecoder:
         return logits
 
 
-def task(decoder: ScriptedDecoder, multilingual: bool = False) -> DecodingTask:
+def run(
+    decoder: object,
+    prompt: Sequence[int] = (),
+    temperature: float = 0.0,
+    seed: int = 0,
+    multilingual: bool = False,
+    prefix: Sequence[int] = (),
+    check: Callable[[], None] = lambda: None,
+    **options: object,
+) -> DecodingResult:
+    """Decode one window with a scripted decoder; `options` are `DecodingOptions`'s."""
     model = SimpleNamespace(decoder=decoder, dims=DIMS)
-    return DecodingTask(model, tokenizer(multilingual))
+    asked = DecodingOptions("de" if multilingual else "en", **options)
+    task = DecodingTask(model, tokenizer(multilingual), asked, prefix)
+    return task.run(asked.language, prompt, temperature, seed, LayerTimings(), check)
 
 
 def test_tokens_come_until_the_end_token_each_fed_once() -> None:
     decoder = ScriptedDecoder([stamp(0), A, B, stamp(9)])
-    result = task(decoder).run(DecodingOptions("en"), LayerTimings(), lambda: None)
+    result = run(decoder)
     assert result.tokens == [stamp(0), A, B, stamp(9)]
     assert decoder.fed == [[special().sot], [stamp(0)], [A], [B], [stamp(9)]]
 
 
 def test_a_window_ends_at_half_the_context() -> None:
     decoder = ScriptedDecoder([stamp(0), *[A] * 100])
-    result = task(decoder).run(DecodingOptions("en"), LayerTimings(), lambda: None)
+    result = run(decoder)
     assert len(result.tokens) == DIMS.n_text_ctx // 2
 
 
@@ -156,7 +171,7 @@ def test_a_window_ends_at_half_the_context() -> None:
 def test_a17_the_prompts_end_is_kept_and_the_context_is_never_passed(n_prompt: int) -> None:
     prompt = tuple(range(40, 40 + n_prompt))
     decoder = ScriptedDecoder([stamp(0), *[A] * 100])
-    task(decoder).run(DecodingOptions("en", prompt=prompt), LayerTimings(), lambda: None)
+    run(decoder, prompt)
     kept = prompt[-15:]  # half the context, less one
     assert decoder.fed[0] == ([special().sot_prev, *kept] if prompt else []) + [special().sot]
     assert sum(len(tokens) for tokens in decoder.fed) <= DIMS.n_text_ctx
@@ -164,12 +179,12 @@ def test_a17_the_prompts_end_is_kept_and_the_context_is_never_passed(n_prompt: i
 
 def test_no_speech_probability_is_the_start_tokens_before_filters() -> None:
     decoder = ScriptedDecoder([stamp(0)], no_speech=10.0)
-    result = task(decoder).run(DecodingOptions("en", prompt=(A, B)), LayerTimings(), lambda: None)
+    result = run(decoder, (A, B))
     assert result.no_speech_prob == pytest.approx(np.exp(10) / (np.exp(10) + N_VOCAB - 1), rel=1e-4)
 
 
 def test_mean_log_probability_counts_the_end() -> None:
-    result = task(ScriptedDecoder([stamp(0), A])).run(DecodingOptions("en"), LayerTimings(), lambda: None)
+    result = run(ScriptedDecoder([stamp(0), A]))
     # each choice stands 30 above all others: its log-probability is nearly 0
     assert result.avg_logprob == pytest.approx(0.0, abs=1e-6)
 
@@ -177,15 +192,14 @@ def test_mean_log_probability_counts_the_end() -> None:
 def test_multilingual_start_sequence_and_task() -> None:
     for name in ("transcribe", "translate"):
         decoder = ScriptedDecoder([])
-        task(decoder, multilingual=True).run(DecodingOptions("de", name), LayerTimings(), lambda: None)
+        run(decoder, multilingual=True, task=name)
         assert decoder.fed[0] == [special().sot, SPECIAL_IDS["<|de|>"], SPECIAL_IDS[f"<|{name}|>"]]
-    with pytest.raises(ValueError, match="transcribe, translate"):
-        DecodingOptions("de", "summarise")
 
 
 def test_language_is_the_likeliest_language_token_and_leaves_the_window_ready() -> None:
     decoder = ScriptedDecoder([SPECIAL_IDS["<|de|>"]])
-    assert task(decoder, multilingual=True).detect_language(LayerTimings()) == "de"
+    code, probability = detect_language(decoder, special(multilingual=True), LayerTimings())
+    assert (code, probability) == ("de", pytest.approx(1.0))
     assert decoder.restarts == 1
 
 
@@ -197,7 +211,7 @@ def test_a_cancelled_window_stops_at_the_next_token() -> None:
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
-        task(decoder).run(DecodingOptions("en"), LayerTimings(), check)
+        run(decoder, check=check)
     assert len(decoder.fed) == 4
 
 

@@ -70,7 +70,8 @@ def test_greedy_tokens_and_confidence(golden: dict[str, np.ndarray], model: Whis
     model.begin_window(log_mel, LayerTimings(), lambda: None)
     store = model.encoder._store
     tokenizer = Tokenizer(store.vocabulary(), store.token_order)
-    result = DecodingTask(model, tokenizer).run(DecodingOptions("en"), LayerTimings(), lambda: None)
+    task = DecodingTask(model, tokenizer, DecodingOptions())
+    result = task.run("en", (), 0.0, 0, LayerTimings(), lambda: None)
     assert result.tokens == golden["tokens"].tolist()
     assert result.avg_logprob == pytest.approx(float(golden["avg_logprob"]), abs=1e-4)
     assert result.no_speech_prob == pytest.approx(float(golden["no_speech_prob"]), rel=1e-2)

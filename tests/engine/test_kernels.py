@@ -77,3 +77,18 @@ def test_attention_by_tiles_equals_all_at_once(tile: int) -> None:
         expected[:, columns] = weights / weights.sum(axis=1, keepdims=True) @ v[:, columns]
     kernels.attention(q, k, v, 2, np.empty((tile, 50), np.float32))
     assert np.abs(q - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("n_scratch", [64, 640, 100_000])
+def test_probabilities_are_those_of_the_whole_product(n_scratch: int) -> None:
+    """Whatever the tile: 1, 10 or all rows of the vocabulary at a time."""
+    rng = np.random.default_rng(3)
+    x, weight = rng.standard_normal((7, 64)).astype(np.float32), rng.standard_normal((301, 64)).astype(np.float32)
+    chosen = rng.integers(0, 301, 7)
+    scores = x @ weight.T
+    expected = np.exp(scores - scores.max(1, keepdims=True))
+    expected /= expected.sum(1, keepdims=True)
+    codes, scale = quantize_blocks(weight)
+    for stored, tolerance in ((Weight(weight), 1e-5), (Weight(codes, scale), 0.05)):
+        found = kernels.probabilities(x, stored, chosen, np.zeros(n_scratch, np.float32))
+        assert np.abs(found - expected[np.arange(7), chosen]).max() < tolerance

@@ -106,3 +106,49 @@ def test_int8_takes_a_quarter() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ValueError, match="f32, int8"):
         make_caches("int4", DIMS)
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_sequences_side_by_side_equal_each_alone(policy: str) -> None:
+    """Four beams that fork, end and change places against four caches that only ever held their own tokens."""
+    side = make_caches(policy, DIMS)[0]
+    side.reserve(4)
+    rng = np.random.default_rng(4)
+    alone = [make_caches(policy, DIMS)[0]]
+    k, v = normal(3, DIMS.n_text_state), normal(3, DIMS.n_text_state)
+    for cache in (side, *alone):
+        cache.append(0, k, v)
+        cache.advance(3)
+    told = [[(k, v)]]  # what each sequence was fed
+    for sources in ([0, 0, 0], [2, 0, 0, 1], [3, 3, 1, 0], [1], [0, 0], [1, 0]):
+        side.reorder(sources)
+        told = [list(told[source]) for source in sources]
+        n = len(sources)
+        q, k, v = (rng.standard_normal((n, DIMS.n_text_state)).astype(np.float32) for _ in range(3))
+        side.append(0, k, v)
+        found = side.attend(0, q)
+        side.advance(n)
+        for i in range(n):
+            own = make_caches(policy, DIMS)[0]
+            for before in told[i]:
+                own.append(0, *before)
+                own.advance(len(before[0]))
+            own.append(0, k[i : i + 1], v[i : i + 1])
+            assert np.allclose(own.attend(0, q[i : i + 1]), found[i], atol=1e-5)
+            told[i].append((k[i : i + 1], v[i : i + 1]))
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_only_the_places_reserved_are_there_and_they_are_given_back(policy: str) -> None:
+    cache = make_caches(policy, DIMS)[0]
+    one = cache.n_bytes
+    with pytest.raises(ValueError, match="do not fit the 1 places"):
+        cache.reorder([0, 0])
+    cache.reserve(3)
+    assert cache.n_bytes == 3 * one
+    cache.reorder([0, 0, 0])
+    with pytest.raises(ValueError, match="2 tokens for 3 sequences"):
+        cache.append(0, normal(2, 64), normal(2, 64))
+    cache.reserve(1)
+    assert cache.n_bytes == one
+    assert cache.length == 0

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from engine.decoding import DecodingOptions
 from engine.errors import AudioTooLong, BadSamples, Cancelled, EmptyAudio, UnsupportedLanguage
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
@@ -20,8 +21,8 @@ def engine(tiny_en: Path) -> Engine:
     return Engine(tiny_en)
 
 
-def hear(engine: Engine, path: Path, **options: object) -> str:
-    return engine.transcribe(path, LayerTimings(), **options).text
+def hear(engine: Engine, path: Path, language: str | None = None, **arguments: object) -> str:
+    return engine.transcribe(path, LayerTimings(), DecodingOptions(language), **arguments).text
 
 
 @pytest.mark.parametrize("kv", ["int8", "f32"])

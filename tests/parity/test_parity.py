@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.decoding import Fallback
+from engine.decoding import DecodingOptions
 from engine.errors import UnsupportedAudio
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
@@ -58,7 +58,7 @@ def test_word_errors_are_the_references_and_int8_adds_none(tiny_en: Path, tiny_e
     from tests.benchmarks.word_errors import evaluate, read_set
 
     rows = read_set(SPEECH, "librispeech-test-other")
-    once = Fallback((0.0,))  # as the reference's were recorded
+    once = DecodingOptions("en", temperatures=(0.0,))  # as the reference's were recorded
     exact = evaluate(Engine(tiny_en_f16, "f32"), rows, SPEECH, once)
     int8 = evaluate(Engine(tiny_en, "int8"), rows, SPEECH, once)
     print(f"float32 {exact}\nint8    {int8}")

@@ -1,0 +1,218 @@
+"""Keys and values of the decoder's own tokens.
+
+INT8 scales are per token and head: tokens come one by one, so no channel's range is known beforehand.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.dims import Float32, Int8, ModelDimensions
+from engine.kernels.reference import softmax
+from engine.kv_cache.heads import merged_heads, split_heads
+from engine.quantization import symmetric_scale
+
+
+class SelfKVCache(ABC):
+    """Keys and values of the tokens decoded so far, per sequence and layer.
+
+    Sequences (beams, or draws of the same window) are of one length: they grow a token at a time, together. Which of the
+    stored places holds which sequence is a list, so that a sequence that goes on is never copied.
+
+    Attributes
+    ----------
+    length : int
+        Tokens held by every layer of every sequence; `advance` moves it once a step has passed all layers.
+    """
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        self.length = 0
+        self.n_layer = dims.n_text_layer
+        self.n_head = dims.n_text_head
+        self.n_ctx = dims.n_text_ctx
+        self.d_head = dims.n_text_state // dims.n_text_head
+        self._places = [0]  # of the live sequences
+        self._n_places = 0
+        self.reserve(1)
+
+    def reserve(self, n_sequences: int) -> None:
+        """Make room for this many sequences, or give back what more took; every token is forgotten."""
+        if n_sequences != self._n_places:
+            self._n_places = n_sequences
+            self._allocate(n_sequences)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every token; one sequence is live."""
+        self.length = 0
+        self._places = [0]
+
+    def advance(self, n_rows: int) -> None:
+        """`n_rows` tokens, as for `append`, have passed every layer."""
+        self.length += self._n_new(n_rows)
+
+    def reorder(self, sources: Sequence[int]) -> None:
+        """Let sequence i go on from what was sequence `sources[i]`; those that are no source end.
+
+        Raises
+        ------
+        ValueError
+            There are more than `reserve` made room for.
+        """
+        if len(sources) > self._n_places:
+            raise ValueError(f"{len(sources)} sequences do not fit the {self._n_places} places reserved")
+        before = self._places
+        free = [place for place in range(self._n_places) if place not in {before[source] for source in sources}]
+        taken: set[int] = set()
+        self._places = []
+        for source in sources:
+            place = before[source]
+            if place in taken:
+                self._copy(place, free[-1])
+                place = free.pop()
+            taken.add(place)
+            self._places.append(place)
+
+    @abstractmethod
+    def _allocate(self, n_places: int) -> None: ...
+
+    @abstractmethod
+    def _copy(self, source: int, target: int) -> None:
+        """Copy the held tokens of one place to another."""
+
+    @abstractmethod
+    def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
+        """Put k, v [n_head, n, d_head] at tokens `at`."""
+
+    @abstractmethod
+    def keys_values(self, place: int, layer: int, end: int) -> tuple[Float32, Float32]:
+        """K and V [n_head, end, d_head] of the first `end` tokens, float32: views of the cache or of its scratch."""
+
+    @property
+    @abstractmethod
+    def n_bytes(self) -> int: ...
+
+    def append(self, layer: int, k: Float32, v: Float32) -> None:
+        """Put k, v of new tokens after those held. A later `append` before `advance` overwrites them.
+
+        Parameters
+        ----------
+        k, v : [n, n_state]
+            Of n tokens of the one live sequence, or of one token of each live sequence.
+
+        Raises
+        ------
+        ValueError
+            As `new_positions`.
+        """
+        at = self.new_positions(len(k))
+        n_new = at.stop - at.start
+        k_heads, v_heads = split_heads(k, self.n_head), split_heads(v, self.n_head)
+        for i, place in enumerate(self._places):
+            rows = slice(i * n_new, (i + 1) * n_new)
+            self._store(place, layer, at, k_heads[:, rows], v_heads[:, rows])
+
+    def attend(self, layer: int, q: Float32) -> Float32:
+        """Causal attention of the newest tokens, each to its own sequence; their keys and values were appended before.
+
+        Parameters
+        ----------
+        q : [n, n_state], as for `append`
+
+        Returns
+        -------
+        out : [n, n_state]
+        """
+        n_new = self._n_new(len(q))
+        end = self.length + n_new
+        q_heads = split_heads(q, self.n_head)
+        out: Float32 = np.empty((self.n_head, len(q), self.d_head), np.float32)
+        for i, place in enumerate(self._places):
+            rows = slice(i * n_new, (i + 1) * n_new)
+            keys, values = self.keys_values(place, layer, end)
+            scores = np.matmul(q_heads[:, rows], keys.transpose(0, 2, 1))
+            scores *= np.float32(self.d_head**-0.5)
+            if n_new > 1:  # token i of the new ones sees the held tokens and the new ones up to itself
+                scores += np.triu(np.full((n_new, end), -np.inf, np.float32), k=self.length + 1)
+            softmax(scores)
+            np.matmul(scores, values, out=out[:, rows])
+        return merged_heads(out)
+
+    def new_positions(self, n_rows: int) -> slice:
+        """Positions that the next `n_rows` tokens, as for `append`, take in their sequences.
+
+        Raises
+        ------
+        ValueError
+            They do not fit `n_text_ctx`, or are neither of one sequence nor one of each.
+        """
+        n_new = self._n_new(n_rows)
+        if self.length + n_new > self.n_ctx:
+            raise ValueError(f"{self.length} + {n_new} tokens do not fit n_text_ctx {self.n_ctx}")
+        return slice(self.length, self.length + n_new)
+
+    def _n_new(self, n_rows: int) -> int:
+        """New tokens of each sequence."""
+        n_live = len(self._places)
+        if n_live > 1 and n_rows != n_live:
+            raise ValueError(f"{n_rows} tokens for {n_live} sequences: expected one each")
+        return 1 if n_live > 1 else n_rows
+
+
+class SelfKVFloat32(SelfKVCache):
+    """The plain form."""
+
+    def _allocate(self, n_places: int) -> None:
+        shape = (n_places, self.n_layer, self.n_head, self.n_ctx, self.d_head)
+        self._k: Float32 = np.zeros(shape, np.float32)
+        self._v: Float32 = np.zeros(shape, np.float32)
+
+    def _copy(self, source: int, target: int) -> None:
+        for array in (self._k, self._v):
+            array[target, :, :, : self.length] = array[source, :, :, : self.length]
+
+    def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
+        self._k[place, layer, :, at] = k
+        self._v[place, layer, :, at] = v
+
+    def keys_values(self, place: int, layer: int, end: int) -> tuple[Float32, Float32]:
+        return self._k[place, layer, :, :end], self._v[place, layer, :, :end]
+
+    @property
+    def n_bytes(self) -> int:
+        return self._k.nbytes + self._v.nbytes
+
+
+class SelfKVInt8(SelfKVCache):
+    """INT8 codes with a float32 scale per token and head."""
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        super().__init__(dims)
+        self._scratch: Float32 = np.zeros((2, self.n_head, self.n_ctx, self.d_head), np.float32)
+
+    def _allocate(self, n_places: int) -> None:
+        shape = (n_places, 2, self.n_layer, self.n_head, self.n_ctx, self.d_head)
+        self._codes: Int8 = np.zeros(shape, np.int8)
+        self._scales: Float32 = np.ones((*shape[:-1], 1), np.float32)
+
+    def _copy(self, source: int, target: int) -> None:
+        for array in (self._codes, self._scales):
+            array[target, :, :, :, : self.length] = array[source, :, :, :, : self.length]
+
+    def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
+        for index, new in enumerate((k, v)):
+            scale = symmetric_scale(np.abs(new).max(axis=2, keepdims=True))
+            self._scales[place, index, layer, :, at] = scale
+            self._codes[place, index, layer, :, at] = np.rint(new / scale)
+
+    def keys_values(self, place: int, layer: int, end: int) -> tuple[Float32, Float32]:
+        out = self._scratch[:, :, :end]
+        np.multiply(self._codes[place, :, layer, :, :end], self._scales[place, :, layer, :, :end], out=out)
+        return out[0], out[1]
+
+    @property
+    def n_bytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes
