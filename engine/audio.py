@@ -23,6 +23,8 @@ MIN_RATE, MAX_RATE = 4_000, 768_000
 """Samples per second. Telephones have 8,000, studios up to 192,000; a header beyond these limits lies, and would
 multiply a small file into hours of sound or gigabytes of filter."""
 MAX_CHANNELS = 64
+CANCELLED = 0.01
+"""Of the loudest channel's energy: the mean of a block's channels has less only where they are opposed (20 dB)."""
 MAX_AMPLITUDE = 1e6
 """Full scale is 1; some programs write 16-bit numbers as floats. Beyond this, float32 overflows on the way."""
 
@@ -38,7 +40,7 @@ def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Ite
     Yields
     ------
     samples : float32 [n], mono, 16 kHz, n > 0
-        Channels are averaged.
+        Channels are averaged; where that cancels them out, the loudest is taken.
 
     Raises
     ------
@@ -68,6 +70,16 @@ def read_blocks(path: Path, on_damage: Callable[[], None] = lambda: None) -> Ite
                     yield samples
             if n_samples == 0:
                 raise EmptyAudio("the file holds no samples")
+
+
+def _mixed(block: Float32) -> Float32:
+    """The mean of all channels [n, channels]; the loudest alone where they cancel out: one was wired the other way round."""
+    mean: Float32 = block.mean(axis=1, dtype=np.float32)
+    if block.shape[1] > 1:
+        energies = np.einsum("ij,ij->j", block, block)
+        if float(np.dot(mean, mean)) < CANCELLED * float(energies.max()):
+            return np.ascontiguousarray(block[:, energies.argmax()])
+    return mean
 
 
 def _check_form(sound: soundfile.SoundFile) -> None:
@@ -102,7 +114,7 @@ def _mono(sound: soundfile.SoundFile, on_damage: Callable[[], None]) -> Iterator
         if not (np.abs(block[:n]) <= MAX_AMPLITUDE).all():  # false for NaN too
             raise BadSamples(f"the file holds samples that are no finite number, or beyond {MAX_AMPLITUDE:g}")
         if n:
-            yield block[:n].mean(axis=1, dtype=np.float32)
+            yield _mixed(block[:n])
         if damage is not None:
             if n_decoded == 0:
                 raise UnsupportedAudio(f"libsndfile cannot decode the data: {damage.error_string}") from damage

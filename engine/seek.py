@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.decoding import DecodingOptions, DecodingResult, DecodingTask, Fallback, detect_language
+from engine.decoding.loops import without_repeats
 from engine.hallucinations import WindowTimes, without_hallucinations
 from engine.mel import LogMel
 from engine.model import Whisper
 from engine.prompts import PromptHistory
-from engine.segments import SECONDS_PER_FRAME, Segment, emptied, make_segment, split_window
+from engine.segments import SECONDS_PER_FRAME, Segment, in_order, make_segment, says_something, split_window
+from engine.speech import is_speechless
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
 from engine.words import WordTimer
@@ -17,6 +19,12 @@ from engine.words import WordTimer
 PROMPT_RESET_TEMPERATURE = 0.5
 """A window whose tokens were drawn at more than this is no help for the next: the text so far is forgotten (openai/whisper
 transcribe.py)."""
+
+
+SURE_LANGUAGE = 0.5
+"""A language less probable than this is looked for again in the next window that holds speech; the more probable one counts."""
+LOOP_SEGMENTS = 4
+"""Segments before a window whose text loops, in which the same loop is looked for."""
 
 
 class SeekLoop:
@@ -34,7 +42,7 @@ class SeekLoop:
     segments : list of Segment
         Of the windows so far.
     language, language_probability : str or None, float
-        None until a window was heard.
+        None until a window with speech was heard, where it is to be detected.
     n_tokens : int
         Sampled so far.
 
@@ -81,27 +89,51 @@ class SeekLoop:
         n_frames = min(self._model.dims.n_frames, log_mel.n_frames - self.seek)
         with self._timings.stage("mel"):
             window = log_mel.window(self.seek)
+        if is_speechless(window[:n_frames]):
+            self._pass_over(n_frames)
+            return
         self._model.begin_window(window, self._timings, self._check)
-        if self.language is None:
-            found = detect_language(self._model.decoder, self._tokenizer.special, self._timings)
-            self.language, self.language_probability = found
-        result = self._decode(self.language)
+        language, probability = self._heard_language()
+        result = self._decode(language)
         self.n_tokens += len(result.tokens)
         if self._fallback.is_silence(result):
-            self.seek += n_frames
+            self._pass_over(n_frames)
             return
-        spans, advance, is_open = split_window(result.tokens, self._tokenizer.special.timestamp_begin, n_frames)
+        self.language, self.language_probability = language, probability
+        tokens, loops = result.tokens, self._fallback.loops(result)
+        if loops:
+            self._timings.loops += 1
+            before = [token for segment in self.segments[-LOOP_SEGMENTS:] for token in segment.tokens]
+            tokens = without_repeats(tokens, self._tokenizer.special.eot, before)
+        spans, advance, is_open = split_window(tokens, self._tokenizer.special.timestamp_begin, n_frames)
         confidence = result.avg_logprob, result.no_speech_prob, result.temperature, result.compression_ratio
         segments = [make_segment(span, self._tokenizer, self.seek, n_frames, confidence) for span in spans]
-        end = self.seek + advance
+        # A loop's timestamps tell nothing of where speech was: it costs its own window, and no more.
+        end = self.seek + (n_frames if loops else advance)
         if self._timer is not None:
-            segments, end = self._with_words(self._timer, segments, n_frames, end, is_open, log_mel)
-        segments = [emptied(segment) for segment in segments]
+            segments, end = self._with_words(self._timer, segments, n_frames, end, is_open, language, log_mel.seconds)
+        segments = [segment for segment in segments if says_something(segment)]
+        floor = self.segments[-1].end if self.segments else 0.0
+        segments, n_moved = in_order(segments, floor, log_mel.seconds)
+        self._timings.repairs += n_moved
         self.segments += segments
-        self._history.add(
-            (token for segment in segments for token in segment.tokens), result.temperature <= PROMPT_RESET_TEMPERATURE
-        )
-        self.seek = end
+        helps = result.temperature <= PROMPT_RESET_TEMPERATURE and not loops
+        self._history.add((token for segment in segments for token in segment.tokens), helps)
+        self.seek = self.seek + n_frames if loops else end
+
+    def _pass_over(self, n_frames: int) -> None:
+        """Nothing was said in this window."""
+        self._timings.silent_windows += 1
+        self.seek += n_frames
+
+    def _heard_language(self) -> tuple[str, float]:
+        """The language to decode the window in: looked for in every window with speech until one was sure, then kept."""
+        if self.language is not None and self.language_probability >= SURE_LANGUAGE:
+            return self.language, self.language_probability
+        found = detect_language(self._model.decoder, self._tokenizer.special, self._timings)
+        if self.language is not None and found[1] < self.language_probability:
+            return self.language, self.language_probability
+        return found
 
     def _decode(self, language: str) -> DecodingResult:
         """The window's tokens, at the first temperature whose text can be trusted."""
@@ -116,11 +148,18 @@ class SeekLoop:
         return self._fallback.decode(attempt)
 
     def _with_words(
-        self, timer: WordTimer, segments: list[Segment], n_frames: int, end: int, is_open: bool, log_mel: LogMel
+        self,
+        timer: WordTimer,
+        segments: list[Segment],
+        n_frames: int,
+        end: int,
+        is_open: bool,
+        language: str,
+        recording_seconds: float,
     ) -> tuple[list[Segment], int]:
         """The window's segments with their words, and the frame to go on from: the last word's end, where speech goes on."""
         before = timer.last_speech_seconds
-        segments = timer.add_words(segments, n_frames, self.language or "", self._timings)
+        segments = timer.add_words(segments, n_frames, language, self._timings)
         start, spoken_until = self.seek * SECONDS_PER_FRAME, _end(segments)
         if is_open and spoken_until is not None and spoken_until > start:
             end = max(self.seek + 1, round(spoken_until / SECONDS_PER_FRAME))
@@ -129,7 +168,7 @@ class SeekLoop:
             window_end = start + self._model.dims.n_frames * SECONDS_PER_FRAME
             if is_open and spoken_until is not None and window_end - spoken_until <= threshold:
                 end = self.seek + n_frames
-            times = WindowTimes(start, window_end, start + n_frames * SECONDS_PER_FRAME, log_mel.seconds)
+            times = WindowTimes(start, window_end, start + n_frames * SECONDS_PER_FRAME, recording_seconds)
             segments, again = without_hallucinations(segments, times, before, threshold)
             if again is not None:
                 end = max(self.seek + 1, round(again / SECONDS_PER_FRAME))

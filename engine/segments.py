@@ -115,8 +115,45 @@ def make_segment(
     return Segment(seek, start, end, tokenizer.decode(span.tokens), tuple(span.tokens), *confidence)
 
 
-def emptied(segment: Segment) -> Segment:
-    """The segment; where it says nothing or takes no time, its text, tokens and words are dropped."""
-    if segment.start == segment.end or not segment.text.strip():
-        return replace(segment, text="", tokens=(), words=())
-    return segment
+def says_something(segment: Segment) -> bool:
+    """It takes time, and its text holds a letter or a digit of some script.
+
+    The reference keeps the place of segments without time or text. Text of signs alone (" . . .") is what the weights make
+    of hiss and hum.
+    """
+    return segment.start != segment.end and any(character.isalnum() for character in segment.text)
+
+
+def in_order(segments: Sequence[Segment], floor: float, seconds: float) -> tuple[list[Segment], int]:
+    """The segments and their words within the recording, in order, none over another.
+
+    Parameters
+    ----------
+    floor : end of the last segment before these
+    seconds : the recording's length
+
+    Returns
+    -------
+    segments : list of Segment
+    n_moved : times moved by more than timestamps' own coarseness
+    """
+    n_moved = 0
+
+    def within(time: float, earliest: float) -> float:
+        nonlocal n_moved
+        moved = min(max(time, earliest), seconds)
+        n_moved += abs(moved - time) > SECONDS_PER_POSITION
+        return moved
+
+    ordered = []
+    said_until = floor
+    for segment in segments:
+        start = within(segment.start, floor)
+        floor = within(segment.end, start)
+        words = []
+        for word in segment.words:
+            word_start = within(word.start, said_until)
+            said_until = within(word.end, word_start)
+            words.append(replace(word, start=word_start, end=said_until))
+        ordered.append(replace(segment, start=start, end=floor, words=tuple(words)))
+    return ordered, n_moved

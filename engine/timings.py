@@ -30,11 +30,17 @@ class LayerTimings:
         `load` is reading a layer's pages, and mapping its shard where it is the first to need it; `wait` is how long the
         arithmetic stood still for it; `compute` is the arithmetic of one pass over the layer.
     stages : Tally by stage name
-        `audio`, `mel`, `encode`, `decode`, `detect`.
+        `audio`, `mel`, `encode`, `detect`, `decode`, `align`.
     shard_loads, shard_bytes : int
         Mappings made, and the bytes behind them.
     fallbacks : int
         Decodings of a window beyond its first.
+    loops : int
+        Windows whose text looped at every temperature, and was cut.
+    repairs : int
+        Times of segments and words that had to be moved: beyond the recording, or out of order.
+    silent_windows : int
+        Windows in which nothing was heard.
     """
 
     load: dict[tuple[str, str], Tally] = field(default_factory=dict)
@@ -44,6 +50,9 @@ class LayerTimings:
     shard_loads: int = 0
     shard_bytes: int = 0
     fallbacks: int = 0
+    loops: int = 0
+    repairs: int = 0
+    silent_windows: int = 0
 
     def add_load(self, stack: str, layer: str, seconds: float) -> None:
         self.load.setdefault((stack, layer), Tally()).add(seconds)
@@ -81,4 +90,7 @@ class LayerTimings:
             "shard_loads": self.shard_loads,
             "shard_bytes": self.shard_bytes,
             "fallbacks": self.fallbacks,
+            "loops": self.loops,
+            "repairs": self.repairs,
+            "silent_windows": self.silent_windows,
         }

@@ -30,8 +30,8 @@ class Transcript:
     ----------
     text : str
         All segments' text, end to end, with the first one's leading space.
-    language : str
-        The code asked for, or the detected one.
+    language : str or None
+        The code asked for, or the detected one; None where it was to be detected and nothing was said.
     language_probability : float
         Of the detected one among all languages; 1 where it was asked for or is the only one.
     seconds : float
@@ -43,7 +43,7 @@ class Transcript:
     """
 
     text: str
-    language: str
+    language: str | None
     language_probability: float
     seconds: float
     segments: tuple[Segment, ...]
@@ -138,7 +138,7 @@ class Engine:
             on_progress(min(loop.seek, log_mel.n_frames) * SECONDS_PER_FRAME, log_mel.seconds)
         # Joined by tokens, not by text: a character may lie across two segments.
         text = self._tokenizer.decode(token for segment in loop.segments for token in segment.tokens)
-        language = loop.language or "", loop.language_probability
+        language = loop.language, loop.language_probability
         return Transcript(text, *language, log_mel.seconds, tuple(loop.segments), loop.n_tokens, is_partial)
 
     def close(self) -> None:

@@ -15,6 +15,8 @@ ENGINE_STATUS = {
     "unsupported_audio": 415,
     "bad_samples": 400,
     "unsupported_language": 400,
+    "invalid_options": 400,
+    "deadline_exceeded": 504,
 }
 
 
@@ -45,7 +47,8 @@ class ServiceError(Exception):
 
 def engine_error(code: str, message: str) -> ServiceError:
     """The answer to a job that the engine gave up with `code`."""
-    param = {"unsupported_language": "language"}.get(code, "file" if code in ENGINE_STATUS else None)
+    blames_file = code in ENGINE_STATUS and code not in ("invalid_options", "deadline_exceeded")
+    param = "language" if code == "unsupported_language" else "file" if blames_file else None
     return ServiceError(ENGINE_STATUS.get(code, 500), code, message, param)
 
 

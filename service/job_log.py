@@ -22,6 +22,6 @@ def log_job(job: Job, outcome: Finished | ServiceError, answer: Failed | None) -
         timings = answer.timings if answer else {}
         if answer and answer.cause:
             fields["cause"] = answer.cause
-    fields["fallbacks"] = timings.get("fallbacks", 0)
+    fields |= {name: timings.get(name, 0) for name in ("fallbacks", "loops", "silent_windows", "repairs")}
     fields["stages"] = {name: round(seconds, 3) for name, seconds, _ in timings.get("stages", [])}
     logger.info("job", extra={"fields": fields})

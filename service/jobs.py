@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from service.job_options import JobOptions
 from service.protocol import Finished
 
 MAX_ATTEMPTS = 2
@@ -51,8 +52,8 @@ class Job:
         Random, hexadecimal.
     path : Path
         The recording in the spool; removed when the job ends.
-    language : str or None
-        As the client wrote it.
+    options : JobOptions
+        What the client asked for.
     n_bytes, upload_seconds : int, float
         Of the recording and its way here.
     result : Future
@@ -65,7 +66,7 @@ class Job:
 
     id: str
     path: Path
-    language: str | None
+    options: JobOptions
     n_bytes: int
     upload_seconds: float
     result: asyncio.Future[Finished]

@@ -147,6 +147,13 @@ class Metrics:
         self._fallbacks = Counter(
             "thimble_fallbacks", "Decodings of a window beyond its first, at a higher temperature.", registry=registry
         )
+        self._loops = Counter(
+            "thimble_loops", "Windows whose text repeated itself at every temperature, and was cut.", registry=registry
+        )
+        self._silent_windows = Counter("thimble_silent_windows", "Windows in which nothing was said.", registry=registry)
+        self._repairs = Counter(
+            "thimble_time_repairs", "Times of segments and words moved: out of order, or past the end.", registry=registry
+        )
         self._shard_loads = Counter("thimble_shard_loads", "Shards mapped.", registry=registry)
         self._shard_bytes = Counter("thimble_shard_mapped_bytes", "Bytes of the shards mapped.", registry=registry)
         self._restarts = Counter("thimble_worker_restarts", "Workers replaced, by reason.", ("reason",), registry=registry)
@@ -184,6 +191,9 @@ class Metrics:
         for name, seconds, _ in timings.get("stages", []):
             self._stages.labels(name).observe(seconds)
         self._fallbacks.inc(timings.get("fallbacks", 0))
+        self._loops.inc(timings.get("loops", 0))
+        self._silent_windows.inc(timings.get("silent_windows", 0))
+        self._repairs.inc(timings.get("repairs", 0))
         self._shard_loads.inc(timings.get("shard_loads", 0))
         self._shard_bytes.inc(timings.get("shard_bytes", 0))
 

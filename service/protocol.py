@@ -29,12 +29,24 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Transcribe:
-    """To the worker: one job."""
+    """To the worker: one job.
+
+    Attributes
+    ----------
+    decoding : dict
+        Fields of `engine.decoding.DecodingOptions`.
+    subtitles : str
+        `srt`, `vtt`, or empty for none.
+    deadline_seconds : float
+        The worker gives up at the first token after so many.
+    """
 
     job: str
     path: str
-    language: str | None
+    decoding: dict[str, Any]
+    subtitles: str
     max_seconds: float
+    deadline_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +80,12 @@ class Finished:
 
     Attributes
     ----------
+    language_name : str or None
+        The language's English name.
     is_partial : bool
         The recording was damaged; the text is of what could be decoded.
+    subtitles : str
+        In the form asked for.
     segments : list of dict
         `engine.segments.Segment`'s fields.
     timings : dict
@@ -78,11 +94,13 @@ class Finished:
 
     job: str
     text: str
-    language: str
+    language: str | None
     seconds: float
     n_tokens: int
     processing_seconds: float
+    language_name: str | None = None
     is_partial: bool = False
+    subtitles: str = ""
     segments: list[dict[str, Any]] = field(default_factory=list)
     timings: dict[str, Any] = field(default_factory=dict)
 

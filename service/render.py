@@ -4,33 +4,42 @@ from __future__ import annotations
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
-from service.errors import ServiceError
+from service.job_options import JobOptions
 from service.protocol import Finished
-from service.schemas import TranscriptBody
+from service.schemas import SegmentBody, TranscriptBody, VerboseBody, WordBody
 
-RESPONSE_FORMATS = ("json", "text")
 WARNING_HEADER = "X-Thimble-Warning"
 """Says `partial_audio` where the recording was damaged: the text is of what could be decoded."""
+MEDIA_TYPES = {"text": "text/plain", "srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt"}
 
 
-def check_format(name: str) -> str:
-    """`name`, or the default where it is empty.
-
-    Raises
-    ------
-    ServiceError
-        It is not one of `RESPONSE_FORMATS`.
-    """
-    if name and name not in RESPONSE_FORMATS:
-        message = f"response_format is one of {', '.join(RESPONSE_FORMATS)}"
-        raise ServiceError(400, "unsupported_response_format", message, "response_format")
-    return name or RESPONSE_FORMATS[0]
-
-
-def render(finished: Finished, response_format: str) -> Response:
-    """The response in a format that `check_format` let through."""
-    text = finished.text.strip()
+def render(finished: Finished, options: JobOptions) -> Response:
+    """The response in the format of `options`. Subtitles were written by the worker, which knows how."""
     headers = {WARNING_HEADER: "partial_audio"} if finished.is_partial else {}
-    if response_format == "text":
-        return PlainTextResponse(text + "\n", headers=headers)
+    text = finished.text.strip()
+    if options.response_format in MEDIA_TYPES:
+        body = text + "\n" if options.response_format == "text" else finished.subtitles
+        return PlainTextResponse(body, headers=headers, media_type=MEDIA_TYPES[options.response_format])
+    if options.response_format == "verbose_json":
+        # Granularities that were not asked for are left out, as the hosted API leaves them out.
+        return JSONResponse(_verbose(finished, options, text).model_dump(exclude_unset=True), headers=headers)
     return JSONResponse(TranscriptBody(text=text).model_dump(), headers=headers)
+
+
+def _verbose(finished: Finished, options: JobOptions, text: str) -> VerboseBody:
+    task = options.decoding.get("task", "transcribe")
+    body = VerboseBody(
+        task=task,
+        language="english" if task == "translate" else finished.language_name,
+        duration=round(finished.seconds, 3),
+        text=text,
+    )
+    if "segment" in options.granularities:
+        body.segments = [
+            SegmentBody(id=number, **{name: segment[name] for name in SegmentBody.model_fields if name != "id"})
+            for number, segment in enumerate(finished.segments)
+        ]
+    if "word" in options.granularities:
+        words = (word for segment in finished.segments for word in segment["words"])
+        body.words = [WordBody(word=word["word"].strip(), start=word["start"], end=word["end"]) for word in words]
+    return body

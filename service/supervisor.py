@@ -7,6 +7,7 @@ import time
 
 from service.errors import ServiceError, cancelled, engine_error, shutting_down
 from service.job_log import log_job
+from service.job_options import SUBTITLES
 from service.job_queue import JobQueue
 from service.jobs import MAX_ATTEMPTS, Job, JobState
 from service.logs import logger
@@ -23,6 +24,8 @@ FETCH_RETRY_SECONDS = 60.0, 3600.0
 """The same for fetching a model, each attempt of which may download 70 MB or more."""
 LOAD_SECONDS = 300.0
 """Of a worker, to read and verify its model from slow flash; the largest has 1.6 GB."""
+DEADLINE_GRACE_SECONDS = 10.0
+"""A worker stops at a job's deadline by itself, at the next token or layer; one that has not after so long is stuck."""
 PASSING_FAULTS = ("worker_died", "out_of_memory", "worker_unavailable")
 """A worker killed while loading, or no memory to start one: the next may well serve."""
 RECENT_WEIGHT = 0.2
@@ -217,7 +220,7 @@ class Supervisor:
                 continue
             job.move(JobState.RUNNING)
             try:
-                async with asyncio.timeout(self._settings.job_deadline_seconds):
+                async with asyncio.timeout(self._settings.job_deadline_seconds + DEADLINE_GRACE_SECONDS):
                     self._settle(job, await self._answer(worker, job))
             except TimeoutError:
                 seconds = self._settings.job_deadline_seconds
@@ -255,7 +258,9 @@ class Supervisor:
             death.cancel()
 
     async def _answer(self, worker: WorkerProcess, job: Job) -> Finished | Failed:
-        worker.send(Transcribe(job.id, str(job.path), job.language, self._settings.max_audio_seconds))
+        subtitles = job.options.response_format if job.options.response_format in SUBTITLES else ""
+        limits = self._settings.max_audio_seconds, self._settings.job_deadline_seconds
+        worker.send(Transcribe(job.id, str(job.path), job.options.decoding, subtitles, *limits))
         while True:
             answer = await worker.receive()
             if isinstance(answer, Finished | Failed) and answer.job == job.id:

@@ -45,11 +45,11 @@ class Form:
 class _FormReader:
     """The parser's callbacks: keeps small fields, hands on the recording's bytes, counts everything."""
 
-    def __init__(self, allowed: frozenset[str], max_file_bytes: int) -> None:
+    def __init__(self, allowed: frozenset[str], repeatable: frozenset[str], max_file_bytes: int) -> None:
         self.form = Form()
         self.file_bytes: list[bytes] = []  # of the recording, since they were last taken
         self.complete = False
-        self._allowed, self._max_file_bytes = allowed, max_file_bytes
+        self._allowed, self._repeatable, self._max_file_bytes = allowed, repeatable, max_file_bytes
         self._parts = 0
         self._name = ""
         self._value = bytearray()
@@ -101,7 +101,8 @@ class _FormReader:
         if self._name != FILE_FIELD and self._name not in self._allowed:
             known = ", ".join(sorted(self._allowed | {FILE_FIELD}))
             raise ServiceError(400, "unknown_parameter", f"the form has a field that is not one of {known}")
-        if self._name in self.form.fields or (self._name == FILE_FIELD and self.form.n_file_bytes is not None):
+        is_repeated = self._name in self.form.fields and self._name not in self._repeatable
+        if is_repeated or (self._name == FILE_FIELD and self.form.n_file_bytes is not None):
             raise ServiceError(400, "repeated_parameter", f"the field {self._name} stands twice", self._name)
         if self._name == FILE_FIELD:
             self.form.n_file_bytes = 0
@@ -120,18 +121,23 @@ class _FormReader:
 
     def _part_end(self) -> None:
         if self._name != FILE_FIELD:
-            self.form.fields[self._name] = self._value.decode("utf-8", errors="replace")
+            value = self._value.decode("utf-8", errors="replace")
+            before = self.form.fields.get(self._name)
+            self.form.fields[self._name] = value if before is None else f"{before},{value}"
 
     def _end(self) -> None:
         self.complete = True
 
 
-async def receive_form(request: Request, file: BinaryIO, allowed: frozenset[str], max_file_bytes: int) -> Form:
+async def receive_form(
+    request: Request, file: BinaryIO, allowed: frozenset[str], repeatable: frozenset[str], max_file_bytes: int
+) -> Form:
     """Read the request's form, writing the part called `file` to `file` off the event loop.
 
     Parameters
     ----------
     allowed : names of the other fields
+    repeatable : those of them that may stand several times; their values are joined by commas
 
     Raises
     ------
@@ -140,7 +146,7 @@ async def receive_form(request: Request, file: BinaryIO, allowed: frozenset[str]
     starlette.requests.ClientDisconnect
         The client went away.
     """
-    reader = _FormReader(allowed, max_file_bytes)
+    reader = _FormReader(allowed, repeatable, max_file_bytes)
     parser = MultipartParser(_boundary(request), reader.callbacks())  # type: ignore[arg-type]
     async for block in _limited(request, max_file_bytes):
         try:

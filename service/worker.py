@@ -14,13 +14,15 @@ import time
 import traceback
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from engine.decoding import DecodingOptions
-from engine.errors import EngineError
+from engine.errors import Cancelled, EngineError
+from engine.languages import LANGUAGES
 from engine.published import find_model
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
+from engine.writers import WRITERS
 from service.protocol import (
     LENGTH,
     Cancel,
@@ -86,14 +88,33 @@ def _load(request: Load) -> Engine:
     return Engine(directory, request.kv, request.residency)
 
 
+def _options(decoding: dict[str, Any]) -> DecodingOptions:
+    """JSON's lists as the tuples they were.
+
+    Raises
+    ------
+    InvalidOptions
+    """
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in decoding.items()}
+    return DecodingOptions(**given)
+
+
 def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Failed:
     timings = LayerTimings()
     started = time.perf_counter()
+    is_late = False
+
+    def should_stop() -> bool:
+        nonlocal is_late
+        is_late = time.perf_counter() - started > job.deadline_seconds
+        return is_late or inbox.cancelled == job.job
+
     try:
-        transcript = engine.transcribe(
-            Path(job.path), timings, DecodingOptions(job.language), job.max_seconds, lambda: inbox.cancelled == job.job
-        )
+        transcript = engine.transcribe(Path(job.path), timings, _options(job.decoding), job.max_seconds, should_stop)
     except EngineError as error:
+        if isinstance(error, Cancelled) and is_late:
+            message = f"the job took longer than {job.deadline_seconds:g} s"
+            return Failed(job.job, "deadline_exceeded", message, timings=timings.to_json())
         return Failed(job.job, error.code, str(error), timings=timings.to_json())
     except Exception as error:  # the worker's boundary: one job's fault must not end the worker
         cause = "".join(traceback.format_exception(error))
@@ -105,7 +126,9 @@ def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Fa
         seconds=transcript.seconds,
         n_tokens=transcript.n_tokens,
         processing_seconds=time.perf_counter() - started,
+        language_name=LANGUAGES.get(transcript.language) if transcript.language else None,
         is_partial=transcript.is_partial,
+        subtitles=WRITERS[job.subtitles](transcript.segments) if job.subtitles else "",
         segments=[asdict(segment) for segment in transcript.segments],
         timings=timings.to_json(),
     )

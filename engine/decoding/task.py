@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.decoding.filters import LogitFilter, make_filters
+from engine.decoding.loops import is_stuck
 from engine.decoding.options import DecodingOptions
 from engine.decoding.token_decoders import BeamSearchDecoder, SamplingDecoder, TokenDecoder, likeliest
 from engine.dims import Float32
@@ -98,7 +99,7 @@ class DecodingTask:
                     for logit_filter in self._filters:
                         logit_filter.apply(row, sampled)
                 sources = chooser.update(logits)
-                if not sources or self._is_full(start, chooser.live[0]):
+                if not sources or self._is_over(start, chooser.live[0]):
                     break
                 decoder.reorder(sources)
                 newest = [sampled[-1] for sampled in chooser.live]
@@ -114,8 +115,10 @@ class DecodingTask:
             return BeamSearchDecoder(eot, options.beam_size, options.patience)
         return SamplingDecoder(eot, temperature, seed, options.best_of if temperature else 1, options.top_p)
 
-    def _is_full(self, start: list[int], sampled: list[int]) -> bool:
-        return len(sampled) >= self._sample_len or len(start) + len(sampled) > self._n_ctx
+    def _is_over(self, start: list[int], sampled: list[int]) -> bool:
+        """There is no room for more, or more would be more of the same."""
+        is_full = len(sampled) >= self._sample_len or len(start) + len(sampled) > self._n_ctx
+        return is_full or is_stuck(sampled, self._tokenizer.special.eot)
 
     def _initial_tokens(self, language: str, prompt: Sequence[int]) -> list[int]:
         """The prompt's end behind its own start token, the start sequence, the prefix (openai/whisper decoding.py)."""

@@ -12,10 +12,11 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 
 from service.errors import ServiceError, shutting_down
+from service.job_options import FIELDS, REPEATABLE, read_options
 from service.job_queue import QueueFull
 from service.jobs import Job
 from service.protocol import Finished
-from service.render import check_format, render
+from service.render import render
 from service.schemas import TRANSCRIBE_FORM, ErrorBody, TranscriptBody
 from service.spool import disk_error, new_job_id
 from service.supervisor import Supervisor
@@ -23,9 +24,6 @@ from service.upload import receive_form
 
 router = APIRouter()
 
-FIELDS = frozenset({"language", "response_format"})
-DETECT = ("", "auto")
-"""Values of `language` that mean: find out."""
 CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; nginx's status for the same."""
 
@@ -52,7 +50,7 @@ async def transcribe(request: Request) -> Response:
     accepted = False
     try:
         with queue.place():
-            job, response_format = await _unless_abandoned(_receive(request, job_id), supervisor)
+            job = await _unless_abandoned(_receive(request, job_id), supervisor)
             if supervisor.abandoned.is_set():
                 raise shutting_down()
             queue.put(job)
@@ -69,10 +67,10 @@ async def transcribe(request: Request) -> Response:
         # From a job's acceptance on, its recording is the supervisor's: the worker may be about to open it.
         if not accepted:
             spool.discard(job_id)
-    return render(finished, response_format)
+    return render(finished, job.options)
 
 
-async def _unless_abandoned(receiving: Coroutine[Any, Any, tuple[Job, str]], supervisor: Supervisor) -> tuple[Job, str]:
+async def _unless_abandoned(receiving: Coroutine[Any, Any, Job], supervisor: Supervisor) -> Job:
     """What the upload gives; an upload that the service will not wait for is answered, not cut off."""
     upload, abandoned = asyncio.create_task(receiving), asyncio.create_task(supervisor.abandoned.wait())
     waited: set[asyncio.Task[Any]] = {upload, abandoned}
@@ -90,27 +88,25 @@ async def _unless_abandoned(receiving: Coroutine[Any, Any, tuple[Job, str]], sup
             upload.exception()  # asked for, so that nobody calls it forgotten
 
 
-async def _receive(request: Request, job_id: str) -> tuple[Job, str]:
-    """The upload as a job, and the format asked for."""
+async def _receive(request: Request, job_id: str) -> Job:
+    """The upload as a job."""
     state = request.app.state
     started = time.monotonic()
     try:
         with state.spool.open(job_id) as file:
-            form = await receive_form(request, file, FIELDS, state.settings.max_upload_bytes)
-        response_format = check_format(form.fields.get("response_format", ""))
+            form = await receive_form(request, file, FIELDS, REPEATABLE, state.settings.max_upload_bytes)
+        options = read_options(form.fields)
         path = state.spool.commit(job_id)
     except OSError as error:
         raise disk_error(error) from error
-    language = form.fields.get("language", "").strip()
-    job = Job(
+    return Job(
         id=job_id,
         path=path,
-        language=None if language.lower() in DETECT else language,
+        options=options,
         n_bytes=form.n_file_bytes or 0,
         upload_seconds=time.monotonic() - started,
         result=asyncio.get_running_loop().create_future(),
     )
-    return job, response_format
 
 
 async def _wait(request: Request, job: Job) -> Finished:

@@ -297,12 +297,19 @@ def test_the_worker_is_replaced_after_its_share_of_jobs(
 def test_a_job_past_its_deadline_is_ended_and_the_next_is_right(
     tiny_en: Path, tmp_path: Path, recordings: dict[str, Recording], half_minute: Recording
 ) -> None:
+    """By the worker itself, which goes on; one that is stuck is replaced."""
     with running(tmp_path, MODEL=str(tiny_en), JOB_DEADLINE_SECONDS="8") as service:
         rng = np.random.default_rng(0)
         samples, rate = soundfile.read(half_minute.path, dtype="float32")
         samples = np.tile(samples, 20) + 1e-4 * rng.standard_normal(20 * len(samples)).astype(np.float32)
         soundfile.write(tmp_path / "x.flac", samples, rate)
+        worker = service.worker_pid()
         response = service.post(tmp_path / "x.flac")
+        assert (response.status_code, code(response)) == (504, "deadline_exceeded")
+        assert said(service.post(recordings["digits"].path))
+        assert service.worker_pid() == worker
+        os.kill(worker, signal.SIGSTOP)
+        response = service.post(recordings["digits"].path)
         assert (response.status_code, code(response)) == (504, "deadline_exceeded")
         service.wait_for_metric('thimble_worker_restarts_total{reason="deadline"}', 1)
         assert said(service.post(recordings["digits"].path))

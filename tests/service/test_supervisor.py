@@ -11,6 +11,7 @@ import pytest
 
 from service import supervisor as module
 from service.errors import ServiceError
+from service.job_options import JobOptions
 from service.job_queue import JobQueue
 from service.jobs import Job, JobState
 from service.metrics import Metrics, Sources
@@ -107,7 +108,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scene], M
             def job(name: str) -> Job:
                 with spool.open(name) as file:
                     file.write(b"x")
-                made = Job(name, spool.commit(name), None, 1, 0.0, asyncio.get_running_loop().create_future())
+                made = Job(name, spool.commit(name), JobOptions(), 1, 0.0, asyncio.get_running_loop().create_future())
                 queue.put(made)
                 return made
 

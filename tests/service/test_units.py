@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.errors import ENGINE_STATUS, ServiceError, engine_error, error_body
+from service.errors import ENGINE_STATUS, engine_error, error_body
+from service.job_options import JobOptions
 from service.job_queue import JobQueue, QueueFull
 from service.jobs import Job, JobState, moved
 from service.logs import _JsonFormatter
@@ -32,7 +33,6 @@ from service.protocol import (
     decode,
     encode,
 )
-from service.render import check_format, render
 from service.settings import read_settings
 from service.spool import Spool, SpoolInUse, disk_error, new_job_id
 from service.worker_process import worker_environment
@@ -81,7 +81,7 @@ def test_a_job_that_is_over_never_moves(state: JobState) -> None:
 
 
 def job(name: str) -> Job:
-    return Job(name, Path(name), None, 1, 0.0, asyncio.get_running_loop().create_future())
+    return Job(name, Path(name), JobOptions(), 1, 0.0, asyncio.get_running_loop().create_future())
 
 
 def test_the_queue_is_first_in_first_out_and_a_job_put_back_goes_first() -> None:
@@ -166,11 +166,11 @@ def test_a32_a_full_disk_has_its_own_answer(number: int, expected: int) -> None:
 
 MESSAGES: list[Message] = [
     Load("tiny.en", "/m", "int8", "int8", "stream"),
-    Transcribe("a", "/p", None, 9.5),
+    Transcribe("a", "/p", {"temperatures": [0.0, 0.5]}, "srt", 9.5, 60.0),
     Cancel("a"),
     Ready(1, "int8", "reference", {"self": 2}),
     Refused("shard_corrupt", "text"),
-    Finished("a", "北京 🎉\n\u2028", "zh", 1.5, 7, 0.5, [{"start": 0.0}], {"layers": []}),
+    Finished("a", "北京 🎉\n\u2028", "zh", 1.5, 7, 0.5, "chinese", False, "", [{"start": 0.0}], {"layers": []}),
     Failed("a", "internal_error", "text", "Traceback"),
 ]
 
@@ -208,19 +208,11 @@ def test_the_error_body_follows_from_status_and_code() -> None:
 
 
 def test_engine_codes_that_are_not_the_requests_fault_are_ours() -> None:
-    assert {engine_error(code, "m").status for code in ENGINE_STATUS} == {400, 413, 415}
+    assert {engine_error(code, "m").status for code in ENGINE_STATUS} == {400, 413, 415, 504}
     assert engine_error("non_finite_logits", "m").status == 500
     assert engine_error("unsupported_language", "m").param == "language"
     assert engine_error("empty_audio", "m").param == "file"
-
-
-def test_text_is_rendered_without_its_leading_space() -> None:
-    finished = Finished("a", " Hello “there”.", "en", 1.0, 3, 0.1)
-    assert json.loads(bytes(render(finished, "json").body)) == {"text": "Hello “there”."}
-    assert bytes(render(finished, "text").body).decode() == "Hello “there”.\n"
-    assert check_format("") == "json"
-    with pytest.raises(ServiceError, match="json, text"):
-        check_format("srt")
+    assert engine_error("invalid_options", "m").param is None
 
 
 def test_a_log_line_is_one_json_object_whatever_is_in_it() -> None:

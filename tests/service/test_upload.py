@@ -36,7 +36,9 @@ def request(blocks: list[bytes], pause: float = 0.0) -> Request:
 
 def receive(blocks: list[bytes], limit: int = 1000, pause: float = 0.0) -> tuple[Form, bytes]:
     file = io.BytesIO()
-    form = asyncio.run(receive_form(request(blocks, pause), file, frozenset({"language", "response_format"}), limit))
+    form = asyncio.run(
+        receive_form(request(blocks, pause), file, frozenset({"language", "response_format"}), frozenset(), limit)
+    )
     return form, file.getvalue()
 
 
