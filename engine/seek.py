@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from engine.decoding import DecodingOptions, DecodingResult, DecodingTask, Fallback, detect_language
 from engine.decoding.loops import without_repeats
+from engine.decoding.silence import is_unsaid
+from engine.errors import InvalidOptions
 from engine.hallucinations import WindowTimes, without_hallucinations
 from engine.mel import LogMel
 from engine.model import Whisper
@@ -61,12 +64,15 @@ class SeekLoop:
         timings: LayerTimings,
         check: Callable[[], None],
     ) -> None:
+        if options.task != "transcribe" and not tokenizer.special.multilingual:
+            raise InvalidOptions(f"task {options.task} needs multilingual weights, and these are English-only")
         self._model, self._tokenizer, self._options = model, tokenizer, options
         self._timings, self._check = timings, check
         self.seek = self.n_tokens = 0
         self.segments: list[Segment] = []
         self.language = self._language(options)
         self.language_probability = 1.0
+        self._decode_text = tokenizer.stream()
         self._task = DecodingTask(model, tokenizer, options, self._encoded(options.prefix))
         self._fallback = Fallback(options)
         self._history = PromptHistory(
@@ -96,7 +102,7 @@ class SeekLoop:
         language, probability = self._heard_language()
         result = self._decode(language)
         self.n_tokens += len(result.tokens)
-        if self._fallback.is_silence(result):
+        if is_unsaid(result, self._tokenizer.decode(result.tokens), self._options.initial_prompt, self._fallback):
             self._pass_over(n_frames)
             return
         self.language, self.language_probability = language, probability
@@ -113,6 +119,7 @@ class SeekLoop:
         if self._timer is not None:
             segments, end = self._with_words(self._timer, segments, n_frames, end, is_open, language, log_mel.seconds)
         segments = [segment for segment in segments if says_something(segment)]
+        segments = [replace(segment, text=self._decode_text(segment.tokens)) for segment in segments]
         floor = self.segments[-1].end if self.segments else 0.0
         segments, n_moved = in_order(segments, floor, log_mel.seconds)
         self._timings.repairs += n_moved
@@ -120,6 +127,11 @@ class SeekLoop:
         helps = result.temperature <= PROMPT_RESET_TEMPERATURE and not loops
         self._history.add((token for segment in segments for token in segment.tokens), helps)
         self.seek = self.seek + n_frames if loops else end
+
+    def finish(self) -> None:
+        """No window follows: bytes that no more tokens complete are broken."""
+        if left := self._decode_text(()):
+            self.segments[-1] = replace(self.segments[-1], text=self.segments[-1].text + left)
 
     def _pass_over(self, n_frames: int) -> None:
         """Nothing was said in this window."""

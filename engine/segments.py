@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.dims import FRAMES_PER_POSITION, HOP_LENGTH, SAMPLE_RATE, SECONDS_PER_POSITION
-from engine.tokenizer import Tokenizer
+from engine.tokenizer import REPLACEMENT, Tokenizer
 
 SECONDS_PER_FRAME = HOP_LENGTH / SAMPLE_RATE
 
@@ -119,9 +119,10 @@ def says_something(segment: Segment) -> bool:
     """It takes time, and its text holds a letter or a digit of some script.
 
     The reference keeps the place of segments without time or text. Text of signs alone (" . . .") is what the weights make
-    of hiss and hum.
+    of hiss and hum. A piece of a character may be a letter's.
     """
-    return segment.start != segment.end and any(character.isalnum() for character in segment.text)
+    said = any(character.isalnum() or character == REPLACEMENT for character in segment.text)
+    return said and segment.start != segment.end
 
 
 def in_order(segments: Sequence[Segment], floor: float, seconds: float) -> tuple[list[Segment], int]:

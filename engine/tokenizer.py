@@ -6,6 +6,7 @@ begins. Nothing is parsed at start, and nothing is held but 0.6 MB.
 
 from __future__ import annotations
 
+import codecs
 import string
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -109,9 +110,24 @@ class Tokenizer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of `tokens`; special and timestamp tokens add nothing, broken UTF-8 becomes U+FFFD."""
+        return self._text_bytes(tokens).decode("utf-8", errors="replace")
+
+    def stream(self) -> Callable[[Iterable[int]], str]:
+        """A decoder of one recording's tokens, part by part: a character that two parts share is whole, in the later one.
+
+        Given no tokens, it gives what is left over: broken for good.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+        def decode(tokens: Iterable[int]) -> str:
+            data = self._text_bytes(tokens)
+            return decoder.decode(data, final=not data)
+
+        return decode
+
+    def _text_bytes(self, tokens: Iterable[int]) -> bytes:
         begins = self._begins
-        parts = [self._bytes[begins[t] : begins[t + 1]] for t in tokens if t < self.special.eot]
-        return b"".join(parts).decode("utf-8", errors="replace")
+        return b"".join(self._bytes[begins[t] : begins[t + 1]] for t in tokens if t < self.special.eot)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, none of them special whatever the text says."""

@@ -136,8 +136,8 @@ class Engine:
         while loop.seek < log_mel.n_frames:
             loop.transcribe_window(log_mel)
             on_progress(min(loop.seek, log_mel.n_frames) * SECONDS_PER_FRAME, log_mel.seconds)
-        # Joined by tokens, not by text: a character may lie across two segments.
-        text = self._tokenizer.decode(token for segment in loop.segments for token in segment.tokens)
+        loop.finish()
+        text = "".join(segment.text for segment in loop.segments)
         language = loop.language, loop.language_probability
         return Transcript(text, *language, log_mel.seconds, tuple(loop.segments), loop.n_tokens, is_partial)
 

@@ -11,6 +11,7 @@ from engine.checkpoints import open_checkpoint
 from engine.convert import convert
 from engine.decoding import DecodingOptions, DecodingResult, DecodingTask, Fallback
 from engine.decoding.options import TEMPERATURES
+from engine.decoding.silence import is_unsaid
 from engine.decoding.task import compression_ratio
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
@@ -76,6 +77,33 @@ def test_the_ladder_ends_at_the_first_that_is_trusted(
 
     assert LADDER.decode(attempt) is kept
     assert asked == tried
+
+
+PROMPT = "Glossary: Zanzibar, Quetzalcoatl"
+
+
+@pytest.mark.parametrize(
+    ("made", "text", "prompt", "unsaid"),
+    [
+        (SILENCE, " Music", "", True),
+        (GOOD, " Yes.", "", False),
+        (result(no_speech=0.9), " Yes.", "", False),
+        # no temperature gave a text to trust
+        (result(avg_logprob=-1.1, no_speech=0.55), " Music", "", True),
+        (result(avg_logprob=-1.1, no_speech=0.45), " Music", "", False),
+        (result(ratio=2.5, no_speech=0.55), " la la la", "", False),  # a loop is cut, not thrown away
+        # the prompt again
+        (result(no_speech=0.7), " Zanzibar, quetzalcoatl, Quetzal", PROMPT, True),
+        (result(no_speech=0.7), " Zanzibar is an island", PROMPT, False),
+        (result(no_speech=0.5), " Zanzibar", PROMPT, False),
+        (result(no_speech=0.7), " ...", PROMPT, False),
+        (result(no_speech=0.7), "春风", "又绿江南岸春风", True),
+        (result(no_speech=0.7), " Yes.", "", False),
+    ],
+)
+def test_a18_text_that_nobody_said(made: DecodingResult, text: str, prompt: str, unsaid: bool) -> None:
+    assert is_unsaid(made, text, prompt, LADDER) is unsaid
+    assert not is_unsaid(made, text, prompt, Fallback(DecodingOptions(no_speech_threshold=None)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""Which windows are passed over unheard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from engine.decoding import DecodingOptions
+from engine.dims import SAMPLE_RATE, ModelDimensions
+from engine.mel import LogMel
+from engine.speech import MIN_FRAMES, is_speechless
+from engine.timings import LayerTimings
+from engine.transcribe import Engine
+from tests.conftest import Recording
+from tests.nonspeech import clips
+
+WHISPER = ModelDimensions(80, 1500, 384, 6, 4, 51864, 448, 384, 6, 4)
+STEADY = ("silence", "hiss", "hum")
+
+
+def speechless(samples: np.ndarray, seek: int = 0) -> bool:
+    log_mel = LogMel(lambda: iter([samples.astype(np.float32)]), WHISPER)
+    return is_speechless(log_mel.window(seek)[: min(WHISPER.n_frames, log_mel.n_frames - seek)])
+
+
+def speech(recordings: dict[str, Recording]) -> np.ndarray:
+    samples, rate = soundfile.read(recordings["demo"].path, dtype="float32")
+    assert rate == SAMPLE_RATE
+    return samples
+
+
+@pytest.mark.parametrize("name", [name for name in clips() if name.startswith(STEADY)])
+def test_silence_hiss_and_hum_are_speechless_at_any_level(name: str) -> None:
+    samples = clips()[name]
+    for level in (0.01, 1.0, 3.0):
+        assert speechless(level * samples)
+
+
+@pytest.mark.parametrize("level", [1.0, 0.1, 0.01])
+def test_speech_is_heard_down_to_40_db_below_its_level(level: float, recordings: dict[str, Recording]) -> None:
+    samples = speech(recordings)
+    assert not speechless(level * samples)
+    start = int(np.argmax(np.abs(samples) > 0.1))
+    assert not speechless(level * samples[start : start + SAMPLE_RATE // 4])  # a quarter of a second
+
+
+@pytest.mark.parametrize("decibels", [20, 10, 0, -5])
+def test_speech_is_heard_in_noise(decibels: int, recordings: dict[str, Recording]) -> None:
+    """White noise as loud as it, and 5 dB louder."""
+    samples = speech(recordings)
+    noise = np.random.default_rng(0).standard_normal(len(samples))
+    assert not speechless(samples + noise * np.sqrt(np.mean(samples**2)) * 10 ** (-decibels / 20))
+
+
+def test_one_word_in_half_a_minute_of_hiss_is_heard(recordings: dict[str, Recording]) -> None:
+    samples = speech(recordings)
+    start = int(np.argmax(np.abs(samples) > 0.1))
+    word = samples[start : start + SAMPLE_RATE // 3]
+    hiss = 1e-3 * np.random.default_rng(0).standard_normal(30 * SAMPLE_RATE)
+    for second in (1, 15, 28):
+        mixed = hiss.copy()
+        mixed[second * SAMPLE_RATE :][: len(word)] += word
+        assert not speechless(mixed)
+
+
+def test_silence_between_speech_is_judged_by_itself(recordings: dict[str, Recording]) -> None:
+    samples = np.concatenate([speech(recordings), np.zeros(60 * SAMPLE_RATE)])
+    assert not speechless(samples, 0)
+    assert speechless(samples, 3000)
+
+
+def test_of_a_short_steady_sound_nothing_is_said_beforehand() -> None:
+    """A vowel of a second is one."""
+    tone = 0.1 * np.sin(2 * np.pi * 200 * np.arange(SAMPLE_RATE) / SAMPLE_RATE)
+    assert not speechless(tone)
+    assert speechless(np.tile(tone, 3))
+    assert MIN_FRAMES == 200
+    assert is_speechless(np.zeros((0, 80), np.float32))
+
+
+@pytest.mark.parametrize("kind", [*STEADY, "music", "keys"])
+def test_a13_twenty_clips_without_speech_are_empty(kind: str, tiny_en: Path, tmp_path: Path) -> None:
+    """Silence, hiss and hum cost no encoder pass; music and clatter are the model's own judgement."""
+    engine = Engine(tiny_en)
+    for name, samples in clips().items():
+        if name.startswith(kind):
+            soundfile.write(tmp_path / "x.wav", samples, SAMPLE_RATE, subtype="PCM_16")
+            timings = LayerTimings()
+            transcript = engine.transcribe(tmp_path / "x.wav", timings, DecodingOptions(initial_prompt="Glossary: Zanzibar"))
+            assert (transcript.text, transcript.segments) == ("", ()), name
+            assert transcript.seconds == len(samples) / SAMPLE_RATE
+            assert ("encode" in timings.stages) == (kind not in STEADY)
