@@ -9,6 +9,8 @@ from engine.decoding.task import DecodingResult
 
 GUESS_NO_SPEECH = 0.5
 """No-speech probability above which a window that no temperature gave a text to trust is silence."""
+DOUBTED_ECHO = 0.4
+"""And above which an echo of the prompt is silence, that was not to be trusted at the first temperature."""
 ECHOED_SHARE = 0.5
 """Of a text's words; where as many are the prompt's, and the model calls the window silent, it repeats the prompt."""
 
@@ -17,8 +19,8 @@ def is_unsaid(result: DecodingResult, text: str, prompt: str, fallback: Fallback
     """Whether the window is silence, by the reference's rule or one of these:
 
     - no temperature gave a text to trust, and the model rather thinks that nobody speaks;
-    - the model thinks that nobody speaks, and the text echoes the caller's prompt. A prompt's words come with a confidence
-      that no-speech alone cannot outweigh.
+    - the model thinks that nobody speaks, and the text echoes the caller's prompt, whose words come with undue confidence;
+      where the text was not to be trusted at once, a doubt is enough.
 
     Parameters
     ----------
@@ -29,9 +31,11 @@ def is_unsaid(result: DecodingResult, text: str, prompt: str, fallback: Fallback
         return False
     if fallback.is_silence(result):
         return True
-    if not fallback.is_trusted(result) and not fallback.loops(result) and result.no_speech_prob > GUESS_NO_SPEECH:
+    trusted = fallback.is_trusted(result)
+    if not trusted and not fallback.loops(result) and result.no_speech_prob > GUESS_NO_SPEECH:
         return True
-    return result.no_speech_prob > threshold and _echoes(text, prompt)
+    at_once = trusted and result.temperature == fallback.options.temperatures[0]
+    return result.no_speech_prob > (threshold if at_once else DOUBTED_ECHO) and _echoes(text, prompt)
 
 
 def _echoes(text: str, prompt: str) -> bool:

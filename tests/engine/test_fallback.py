@@ -97,6 +97,9 @@ PROMPT = "Glossary: Zanzibar, Quetzalcoatl"
         (result(no_speech=0.7), " Zanzibar is an island", PROMPT, False),
         (result(no_speech=0.5), " Zanzibar", PROMPT, False),
         (result(no_speech=0.7), " ...", PROMPT, False),
+        (result(no_speech=0.45, temperature=0.4), " Zanzibar", PROMPT, True),  # drawn, and so in doubt
+        (result(no_speech=0.45, ratio=5.0), " Zanzibar" * 9, PROMPT, True),
+        (result(no_speech=0.35, temperature=0.4), " Zanzibar", PROMPT, False),
         (result(no_speech=0.7), "春风", "又绿江南岸春风", True),
         (result(no_speech=0.7), " Yes.", "", False),
     ],
