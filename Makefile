@@ -9,7 +9,7 @@ AUDIO ?= tests/recordings/demo.flac
 export THIMBLE_DATA_DIR ?= $(CURDIR)/.thimble
 MODEL ?= tiny.en
 
-.PHONY: demo test check run lint types layers test-slow test-parity model clean
+.PHONY: demo test check run lint types layers test-slow test-parity test-arm test-arm-full test-image model clean
 
 demo: $(VENV)/.installed model
 	$(BIN)/python deploy/demo.py "$(AUDIO)"
@@ -34,13 +34,14 @@ types: $(VENV)/.checked
 layers: $(VENV)/.checked
 	$(BIN)/lint-imports
 
-# Long, or in need of packages that the default run does not install (torch, transformers).
+# Long (fifty requests against fifty workers), or in need of packages that the default run does not install (torch, transformers).
 test-slow: $(VENV)/.tested model
 	$(BIN)/python -m pytest -m slow
 
 # Against recordings and answers beside the project (THIMBLE_SHARED, by default ../shared).
-test-parity: $(VENV)/.measured model
+test-parity: $(VENV)/.tested model
 	@$(BIN)/thimble fetch $(MODEL) --weights f16
+	@$(BIN)/thimble fetch base
 	$(BIN)/python -m pytest -m parity
 
 # The engine's tests on the boards' processors, emulated side by side; then the shortest recording (or all of them: half an
@@ -77,13 +78,9 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.tested: pyproject.toml $(VENV)/.installed
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --editable '.[test,measure]'
 	@touch $@
 
 $(VENV)/.checked: pyproject.toml $(VENV)/.tested
-	$(BIN)/pip install --quiet --editable '.[test,check]'
-	@touch $@
-
-$(VENV)/.measured: pyproject.toml $(VENV)/.tested
-	$(BIN)/pip install --quiet --editable '.[test,measure]'
+	$(BIN)/pip install --quiet --editable '.[test,measure,check]'
 	@touch $@

@@ -39,7 +39,7 @@ class Settings(BaseModel):
         14_400.0
     )
     job_deadline_seconds: Annotated[
-        float, Field(gt=0, le=604_800, description="Seconds a job may run before its worker is killed")
+        float, Field(gt=0, le=604_800, description="Seconds a job may run before it is given up")
     ] = 3600.0
     drain_seconds: Annotated[
         float, Field(ge=0, le=3600, description="Seconds after SIGTERM in which accepted jobs may still finish")
