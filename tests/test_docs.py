@@ -37,6 +37,8 @@ def service_codes() -> set[str]:
     return set(re.findall(r'ServiceError\(\s*\d{3}, "(\w+)"', sources)) | {
         "worker_died",
         "out_of_memory",
+        "unsupported_response_format",
+        "unsupported_task",
         "not_found",
         "method_not_allowed",
         "internal_error",
@@ -76,6 +78,7 @@ def test_every_error_code_stands_in_the_readme() -> None:
         "not_enough_disk",
         "target_not_a_model",
         "model_not_found",
+        "measuring_unavailable",
     }  # of the command line alone, which says them in words
     assert len(codes) > 20
     assert {code for code in codes if f"`{code}`" not in README} == set()

@@ -39,6 +39,62 @@ def test_transcribe_json_tells_segments_and_timings(tiny_en: Path, recordings: d
     assert row["timings"]["shard_loads"] > 20
 
 
+def test_formats_of_several_files_with_one_load(tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path) -> None:
+    """To standard output one after another; beside the files under their names."""
+    paths = [tmp_path / "digits.flac", tmp_path / "demo.wav"]
+    paths[0].write_bytes(recordings["digits"].path.read_bytes())
+    paths[1].write_bytes(recordings["demo"].path.read_bytes())  # its bytes decide what it is
+    done = thimble("transcribe", "--model", tiny_en, "--format", "srt", *paths)
+    assert done.stdout.count("00:00:00,000 --> ") == 2
+    beside = thimble("transcribe", "--model", tiny_en, "--format", "srt", "--beside", *paths)
+    assert (beside.returncode, beside.stdout) == (0, "")
+    assert "".join(path.with_suffix(".srt").read_text() for path in paths) == done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"digits.flac", "demo.wav", "digits.srt", "demo.srt"}
+
+
+def test_a_transcript_never_replaces_its_recording(tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path) -> None:
+    path = tmp_path / "digits.txt"
+    path.write_bytes(recordings["digits"].path.read_bytes())
+    done = thimble("transcribe", "--model", tiny_en, "--beside", path)
+    assert done.returncode == 1
+    assert "would replace the recording" in done.stderr
+    assert path.read_bytes() == recordings["digits"].path.read_bytes()
+
+
+def test_decoding_options_reach_the_engine(tiny_en: Path, recordings: dict[str, Recording]) -> None:
+    options = ["--word-timestamps", "--beam-size", "2", "--prompt", "Numbers", "--temperature", "0,0.5", "--seed", "3"]
+    done = thimble("transcribe", "--model", tiny_en, "--format", "json", *options, recordings["digits"].path)
+    (segment,) = json.loads(done.stdout)["segments"]
+    assert len(segment["words"]) == 10
+    assert json.loads(done.stdout)["language"] == "en"
+
+
+def test_a_reader_that_leaves_is_no_traceback(tiny_en: Path, recordings: dict[str, Recording]) -> None:
+    command = f"{sys.executable} -m engine transcribe --model {tiny_en} {recordings['digits'].path} | true"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)  # noqa: S602 - the shell's pipe is what is tested
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_wer_tells_sets_totals_and_what_it_took(tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path) -> None:
+    pytest.importorskip("jiwer", reason="the measure extra is not installed")
+    rows = [{"path": str(recordings["demo"].path), "set": "own", "text": recordings["demo"].text}]
+    rows += [{"path": "bad", "set": "other", "text": "x"}, {"path": "unknown", "set": "own", "text": None}]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "bad").write_text("no sound")
+    done = thimble("wer", tmp_path / "m.jsonl", "--model", tiny_en, "--sets", "own", "--json")
+    assert done.returncode == 0
+    told = json.loads(done.stdout)
+    assert told["scores"]["own"]["n_files"] == 1
+    assert told["scores"]["total"]["percent"] <= 5
+    assert told["real_time_factor"] > 0
+    assert told["peak_resident_bytes"] > 20e6
+    table = thimble("wer", tmp_path / "m.jsonl", "--model", tiny_en)
+    assert table.returncode == 1
+    assert "total" in table.stdout
+    assert "1 of 2 recordings could not be scored" in table.stderr
+
+
 def test_one_bad_file_does_not_keep_the_others(tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("no sound")
     done = thimble("transcribe", "--model", tiny_en, tmp_path / "bad", tmp_path / "absent", recordings["digits"].path)
@@ -83,6 +139,10 @@ def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
         ([], 2, "COMMAND"),
         (["transcribe"], 2, "FILE"),
         (["transcribe", "--kv", "int4", "x"], 2, "int4"),
+        (["transcribe", "--task", "summarise", "x"], 2, "transcribe, translate"),
+        (["transcribe", "--patience", "2", "x"], 2, "give beam_size too"),
+        (["transcribe", "--temperature", "warm", "x"], 2, "warm"),
+        (["wer", "absent.jsonl"], 1, "absent.jsonl"),
         (["transcribe", "--model", "huge", "x"], 1, "no model directory"),
         (["convert", "/nonexistent", "x"], 1, "holds no"),
         (["inspect", "/nonexistent"], 1, "thimble fetch"),

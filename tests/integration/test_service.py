@@ -123,11 +123,11 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
         (PART % b"file" + b"cut off", FORM, "invalid_multipart"),
         (PART % b"language" + b"en\r\n--b--\r\n", FORM, "missing_file"),
         (PART % b"file" + b"\r\n--b--\r\n", FORM, "empty_audio"),
-        (PART % b"temperature" + b"1\r\n--b--\r\n", FORM, "unknown_parameter"),
+        (PART % b"timbre" + b"1\r\n--b--\r\n", FORM, "unknown_parameter"),
         (PART % b"file" + b"a\r\n" + PART % b"file" + b"b\r\n--b--\r\n", FORM, "repeated_parameter"),
         (PART % b"language" + b"x" * 20_000 + b"\r\n--b--\r\n", FORM, "field_too_large"),
         (PART % (b"n" * 9000) + b"x\r\n--b--\r\n", FORM, "invalid_multipart"),
-        ((PART % b"file" + b"x\r\n" + PART % b"response_format" + b"srt\r\n--b--\r\n"), FORM, "unsupported_response_format"),
+        ((PART % b"file" + b"x\r\n" + PART % b"response_format" + b"docx\r\n--b--\r\n"), FORM, "unsupported_response_format"),
     ],
 )
 def test_a_bad_form_is_refused(body: bytes, headers: dict[str, str], expected: str, service: Service) -> None:
@@ -292,6 +292,65 @@ def test_the_worker_is_replaced_after_its_share_of_jobs(
         assert texts == [texts[0]] * 5
         service.wait_for_metric('thimble_worker_restarts_total{reason="max_jobs"}', 2)
         assert len({line["pid"] for line in service.lines() if line["event"] == "worker ready"}) == 3
+
+
+def test_every_format_of_one_recording(service: Service, recordings: dict[str, Recording]) -> None:
+    digits = recordings["digits"]
+    text = service.post(digits.path).json()["text"]
+    assert service.post(digits.path, response_format="text").text == text + "\n"
+    srt = service.post(digits.path, response_format="srt")
+    assert srt.text.startswith("1\n00:00:00,000 --> 00:00:0")
+    assert srt.text.endswith(f"\n{text}\n\n")
+    vtt = service.post(digits.path, response_format="vtt")
+    assert vtt.text.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:0")
+    verbose = service.client.post(
+        "/transcribe",
+        files={"file": ("x", digits.path.read_bytes())},
+        data={"response_format": "verbose_json", "timestamp_granularities[]": ["word", "segment"]},
+    ).json()
+    assert (verbose["task"], verbose["language"], verbose["text"]) == ("transcribe", "english", text)
+    assert verbose["duration"] == pytest.approx(digits.seconds, abs=0.01)
+    assert " ".join(word["word"] for word in verbose["words"]) == text
+    assert "".join(segment["text"] for segment in verbose["segments"]).strip() == text
+    times = [time for word in verbose["words"] for time in (word["start"], word["end"])]
+    assert times == sorted(times)
+    assert times[-1] <= verbose["duration"]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["春风" * 2000, "prompt " * 1400, " w" * 223, " w" * 224, " w" * 225, "🎉" * 300, "\x00\n"],
+    ids=lambda text: text[:2],
+)
+def test_a17_a_prompt_of_any_length_is_no_error(prompt: str, service: Service, recordings: dict[str, Recording]) -> None:
+    response = service.post(recordings["digits"].path, prompt=prompt)
+    assert response.status_code == 200
+    assert isinstance(response.json()["text"], str)
+
+
+def test_a13_silence_is_an_answer(service: Service, tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "zero.wav", np.zeros(19_200), 16_000)
+    body = service.post(tmp_path / "zero.wav", response_format="verbose_json", prompt="Glossary: Zanzibar").json()
+    assert (body["text"], body["segments"], body["duration"]) == ("", [], 1.2)
+    assert service.post(tmp_path / "zero.wav", response_format="srt").text == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"task": "translate"}, "invalid_options"),  # English-only weights
+        ({"task": "summarise"}, "unsupported_task"),
+        ({"temperature": "2"}, "invalid_options"),
+        ({"response_format": "docx"}, "unsupported_response_format"),
+        ({"timestamp_granularities[]": "word"}, "unsupported_granularity"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(
+    fields: dict[str, str], error: str, service: Service, recordings: dict[str, Recording]
+) -> None:
+    response = service.post(recordings["digits"].path, **fields)
+    assert (response.status_code, code(response)) == (400, error)
+    assert service.spooled() == []
 
 
 def test_a_job_past_its_deadline_is_ended_and_the_next_is_right(
