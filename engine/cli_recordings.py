@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.cli_decoding import decoding_options
-from engine.errors import EngineError
+from engine.errors import EngineError, NameTaken
 from engine.progress import show_progress
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def transcribe(args: argparse.Namespace, models: Path) -> None:
 
     options = decoding_options(args)
     engine = load_engine(args, models)
-    failed = 0
+    sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    failed, written = 0, set[Path]()
     for path in args.files:
         timings = LayerTimings()
 
@@ -62,7 +63,7 @@ def transcribe(args: argparse.Namespace, models: Path) -> None:
             transcript = engine.transcribe(path, timings, options, on_progress=draw)
             rendered = render(path, transcript, timings, args.format)
             if args.beside:
-                say(f"{_write_beside(path, args.format, rendered)}")
+                say(f"{_write_beside(path, args.format, rendered, written)}")
             else:
                 sys.stdout.write(rendered)
                 sys.stdout.flush()
@@ -81,15 +82,24 @@ def render(path: Path, transcript: Transcript, timings: LayerTimings, form: str)
 
     if form != "json":
         return WRITERS[form](transcript.segments)
-    row = {"file": str(path)} | asdict(transcript) | {"timings": timings.to_json()}
+    # A name that is no UTF-8 is still a file's; JSON has to be UTF-8.
+    name = os.fsencode(path).decode("utf-8", errors="replace")
+    row = {"file": name} | asdict(transcript) | {"timings": timings.to_json()}
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def _write_beside(path: Path, form: str, rendered: str) -> Path:
-    """Write next to the recording, whole or not at all; never over the recording itself."""
+def _write_beside(path: Path, form: str, rendered: str, written: set[Path]) -> Path:
+    """Write next to the recording, whole or not at all; never over a recording, nor over what this run wrote.
+
+    Raises
+    ------
+    NameTaken
+    """
     target = path.with_suffix(f".{form}")
-    if target == path:
-        raise OSError(None, "the transcript would replace the recording", str(path))
+    if target == path or target in written:
+        what = "the recording itself" if target == path else "that of another recording"
+        raise NameTaken(f"its transcript would be {target.name}, and replace {what}")
+    written.add(target)
     partial = target.with_name(f".{target.name}.partial")
     try:
         partial.write_text(rendered, encoding="utf-8")
@@ -113,10 +123,10 @@ def wer(args: argparse.Namespace, models: Path) -> None:
             transcript = engine.transcribe(args.manifest.parent / row.path, LayerTimings(), options)
         except (EngineError, OSError) as error:
             refused.append(f"{row.path}: {one_line(error)}")
-            continue
-        scored.append(row)
-        heard.append(transcript.text)
-        audio_seconds += transcript.seconds
+        else:
+            scored.append(row)
+            heard.append(transcript.text)
+            audio_seconds += transcript.seconds
         show_progress(args.manifest.name, number / len(rows), f"{number} of {len(rows)} recordings")
     seconds = time.perf_counter() - started
     scores = scorer.scores(scored, heard)

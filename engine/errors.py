@@ -93,6 +93,12 @@ class ManifestInvalid(ModelError):
     code = "manifest_invalid"
 
 
+class ModelOutdated(ManifestInvalid):
+    """The model was written by an earlier version of this program: fetch or convert it again."""
+
+    code = "model_outdated"
+
+
 class ShardMissing(ModelError):
     """A file that the manifest lists is not there, or cannot be read."""
 
@@ -139,6 +145,12 @@ class TargetNotAModel(ModelError):
     """What stands where a model would be written is not a model, and is left alone."""
 
     code = "target_not_a_model"
+
+
+class NameTaken(EngineError):
+    """What would be written would replace something else."""
+
+    code = "name_taken"
 
 
 class MeasuringUnavailable(EngineError):

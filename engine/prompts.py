@@ -15,12 +15,18 @@ class PromptHistory:
     condition : the text so far goes before a window
     max_tokens : int
         `n_text_ctx // 2 - 1`.
+
+    Attributes
+    ----------
+    tells_initial : bool
+        The next window is told (some of) the initial prompt.
     """
 
     def __init__(self, initial: Sequence[int], carry: bool, condition: bool, max_tokens: int) -> None:
         self._initial = list(initial)[-max_tokens:]
         self._carry, self._condition, self._max_tokens = carry, condition, max_tokens
         self._said = [] if carry else list(self._initial)
+        self.tells_initial = bool(initial)
 
     def prompt(self) -> list[int]:
         """Tokens to put before the next window; the initial prompt counts as said before the first, until it is forgotten."""
@@ -34,4 +40,7 @@ class PromptHistory:
 
         `helps` is false where its tokens would mislead the next window: then all that was said so far is forgotten.
         """
-        self._said = [*self._said, *tokens][-self._max_tokens :] if helps and self._condition else []
+        said = [*self._said, *tokens] if helps and self._condition else []
+        if not self._carry and (not said or len(said) - len(self._initial) >= self._max_tokens):
+            self.tells_initial = False
+        self._said = said[-self._max_tokens :]

@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import UnknownModel
-from engine.shards.manifest import MANIFEST_FILE
+from engine.errors import ModelError, ModelOutdated, UnknownModel
+from engine.shards.manifest import MANIFEST_FILE, read_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def find_model(models: Path, model: str, weights: str, installed: Path = INSTALL
     """
     directory = model_directory(models, model, weights)
     beside = installed / directory.name
-    return beside if not _holds_a_model(directory) and _holds_a_model(beside) else directory
+    return beside if not _is_usable(directory) and _holds_a_model(beside) else directory
 
 
 def model_directory(models: Path, model: str, weights: str) -> Path:
@@ -118,6 +118,17 @@ def model_directory(models: Path, model: str, weights: str) -> Path:
     if _holds_a_model(directory):
         return directory
     raise UnknownModel(f"{directory.name!r} is no model directory that this user can read, nor one of {', '.join(MODELS)}")
+
+
+def _is_usable(directory: Path) -> bool:
+    """It holds a model, and not one of an earlier version; a damaged one is to be seen, not passed over."""
+    try:
+        read_manifest(directory)
+    except ModelOutdated:
+        return False
+    except ModelError:
+        return _holds_a_model(directory)
+    return True
 
 
 def _holds_a_model(directory: Path) -> bool:

@@ -13,7 +13,16 @@ from engine.hallucinations import WindowTimes, without_hallucinations
 from engine.mel import LogMel
 from engine.model import Whisper
 from engine.prompts import PromptHistory
-from engine.segments import SECONDS_PER_FRAME, Segment, in_order, make_segment, says_something, split_window
+from engine.segments import (
+    SECONDS_PER_FRAME,
+    Segment,
+    Span,
+    in_order,
+    make_segment,
+    says_something,
+    split_window,
+    without_empty,
+)
 from engine.speech import is_speechless
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
@@ -26,6 +35,8 @@ transcribe.py)."""
 
 SURE_LANGUAGE = 0.5
 """A language less probable than this is looked for again in the next window that holds speech; the more probable one counts."""
+MIN_ADVANCE_FRAMES = 20
+"""Frames that a window goes on by at least: a text of timestamps a step apart would otherwise take an encoder pass a step."""
 LOOP_SEGMENTS = 4
 """Segments before a window whose text loops, in which the same loop is looked for."""
 
@@ -71,7 +82,7 @@ class SeekLoop:
         self.seek = self.n_tokens = 0
         self.segments: list[Segment] = []
         self.language = self._language(options)
-        self.language_probability = 1.0
+        self.language_probability = 0.0 if self.language is None else 1.0
         self._decode_text = tokenizer.stream()
         self._task = DecodingTask(model, tokenizer, options, self._encoded(options.prefix))
         self._fallback = Fallback(options)
@@ -102,31 +113,42 @@ class SeekLoop:
         language, probability = self._heard_language()
         result = self._decode(language)
         self.n_tokens += len(result.tokens)
-        if is_unsaid(result, self._tokenizer.decode(result.tokens), self._options.initial_prompt, self._fallback):
+        prompt = self._options.initial_prompt if self._history.tells_initial else ""
+        if is_unsaid(result, self._tokenizer.decode(result.tokens), prompt, self._fallback):
             self._pass_over(n_frames)
             return
         self.language, self.language_probability = language, probability
-        tokens, loops = result.tokens, self._fallback.loops(result)
-        if loops:
-            self._timings.loops += 1
-            before = [token for segment in self.segments[-LOOP_SEGMENTS:] for token in segment.tokens]
-            tokens = without_repeats(tokens, self._tokenizer.special.eot, before)
+        tokens = self._cut_loop(result)
+        loops = tokens != result.tokens
         spans, advance, is_open = split_window(tokens, self._tokenizer.special.timestamp_begin, n_frames)
+        if loops and is_open and (n_closed := sum(len(span.tokens) for span in spans)) < len(tokens):
+            # A loop's timestamps tell nothing of where speech was, so the window is not looked at again from its last one on:
+            # what stands behind that stays. The loop costs its own window, and no more.
+            spans.append(Span(tokens[n_closed:], tokens[n_closed - 1] - self._tokenizer.special.timestamp_begin, None))
         confidence = result.avg_logprob, result.no_speech_prob, result.temperature, result.compression_ratio
         segments = [make_segment(span, self._tokenizer, self.seek, n_frames, confidence) for span in spans]
-        # A loop's timestamps tell nothing of where speech was: it costs its own window, and no more.
-        end = self.seek + (n_frames if loops else advance)
+        end = self.seek + advance
         if self._timer is not None:
+            self._check()
             segments, end = self._with_words(self._timer, segments, n_frames, end, is_open, language, log_mel.seconds)
         segments = [segment for segment in segments if says_something(segment)]
         segments = [replace(segment, text=self._decode_text(segment.tokens)) for segment in segments]
         floor = self.segments[-1].end if self.segments else 0.0
         segments, n_moved = in_order(segments, floor, log_mel.seconds)
         self._timings.repairs += n_moved
-        self.segments += segments
+        self.segments[-1:] = without_empty([*self.segments[-1:], *segments])
         helps = result.temperature <= PROMPT_RESET_TEMPERATURE and not loops
         self._history.add((token for segment in segments for token in segment.tokens), helps)
-        self.seek = self.seek + n_frames if loops else end
+        self.seek = self.seek + n_frames if loops else max(end, self.seek + min(MIN_ADVANCE_FRAMES, n_frames))
+
+    def _cut_loop(self, result: DecodingResult) -> list[int]:
+        """The window's tokens; fewer where they loop and no temperature helped."""
+        if not self._fallback.loops(result):
+            return result.tokens
+        before = [token for segment in self.segments[-LOOP_SEGMENTS:] for token in segment.tokens]
+        tokens = without_repeats(result.tokens, self._tokenizer.special.eot, before)
+        self._timings.loops += tokens != result.tokens
+        return tokens
 
     def finish(self) -> None:
         """No window follows: bytes that no more tokens complete are broken."""
@@ -142,6 +164,7 @@ class SeekLoop:
         """The language to decode the window in: looked for in every window with speech until one was sure, then kept."""
         if self.language is not None and self.language_probability >= SURE_LANGUAGE:
             return self.language, self.language_probability
+        self._check()
         found = detect_language(self._model.decoder, self._tokenizer.special, self._timings)
         if self.language is not None and found[1] < self.language_probability:
             return self.language, self.language_probability
@@ -185,8 +208,7 @@ class SeekLoop:
             if again is not None:
                 end = max(self.seek + 1, round(again / SECONDS_PER_FRAME))
         spoken_until = _end(segments)
-        if spoken_until is not None:
-            timer.last_speech_seconds = spoken_until
+        timer.last_speech_seconds = before if spoken_until is None else spoken_until
         return segments, end
 
     def _language(self, options: DecodingOptions) -> str | None:

@@ -125,6 +125,29 @@ def says_something(segment: Segment) -> bool:
     return said and segment.start != segment.end
 
 
+def without_empty(segments: Sequence[Segment]) -> list[Segment]:
+    """The segments, those without time or text joined to a neighbour: a cue must have both.
+
+    A segment has no text of its own where it holds the first bytes of a character alone; it has no time where the recording
+    ended before it.
+    """
+    kept: list[Segment] = []
+    for segment in segments:
+        before = kept[-1] if kept else None
+        if before is not None and (segment.start == segment.end or not before.text):
+            kept[-1] = _joined(before, segment)
+        else:
+            kept.append(segment)
+    if len(kept) > 1 and not kept[-1].text:
+        kept[-2:] = [_joined(*kept[-2:])]
+    return kept
+
+
+def _joined(first: Segment, second: Segment) -> Segment:
+    tokens, words = first.tokens + second.tokens, first.words + second.words
+    return replace(first, end=second.end, text=first.text + second.text, tokens=tokens, words=words)
+
+
 def in_order(segments: Sequence[Segment], floor: float, seconds: float) -> tuple[list[Segment], int]:
     """The segments and their words within the recording, in order, none over another.
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from engine.dims import Float32
 
-QUIET = -4.3
-"""log10 of mel power, absolute: 60 dB below what speech at an ordinary level reaches (white noise at -60 dB of full scale
-reaches -4.4)."""
+QUIET = -7.0
+"""log10 of mel power, absolute: digital silence has -10, the last bit of 16 going to and fro -7.7, speech as it is recorded
+from -2 up."""
 STEADY_DECIBELS = 3.0
 """Between the loudest and the quietest block. Speech of a second has 7 and more, in white noise 5 dB above it still 5."""
 BLOCK_FRAMES = 10

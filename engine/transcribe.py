@@ -33,7 +33,7 @@ class Transcript:
     language : str or None
         The code asked for, or the detected one; None where it was to be detected and nothing was said.
     language_probability : float
-        Of the detected one among all languages; 1 where it was asked for or is the only one.
+        Of the detected one among all languages; 1 where it was asked for or is the only one, 0 where there is none.
     seconds : float
         The recording's length.
     n_tokens : int
@@ -133,9 +133,13 @@ class Engine:
         loop = SeekLoop(self._model, self._tokenizer, self._store.manifest.alignment_heads, options, timings, check)
         with timings.stage("audio"):
             log_mel = LogMel(blocks, self._model.dims)
-        while loop.seek < log_mel.n_frames:
-            loop.transcribe_window(log_mel)
-            on_progress(min(loop.seek, log_mel.n_frames) * SECONDS_PER_FRAME, log_mel.seconds)
+        try:
+            while loop.seek < log_mel.n_frames:
+                loop.transcribe_window(log_mel)
+                done = loop.seek * SECONDS_PER_FRAME if loop.seek < log_mel.n_frames else log_mel.seconds
+                on_progress(done, log_mel.seconds)
+        finally:
+            self._model.decoder.reserve(1)
         loop.finish()
         text = "".join(segment.text for segment in loop.segments)
         language = loop.language, loop.language_probability

@@ -74,7 +74,9 @@ def read_rows(manifest: Path, sets: Iterable[str] = ()) -> list[Row]:
     try:
         values = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines() if line.strip()]
         known = [value for value in values if value["text"] is not None and value.get("transcript_quality") != GUESSED]
-        rows = [Row(value["path"], value.get("set", ""), value.get("language") or "en", value["text"]) for value in known]
+        rows = [Row(value["path"], value.get("set") or "", value.get("language") or "en", value["text"]) for value in known]
+        if not all(isinstance(field, str) for row in rows for field in (row.path, row.set, row.language, row.text)):
+            raise TypeError("a field is no text")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MeasuringUnavailable(f"{manifest.name} is no manifest of a JSON object a line with path and text") from error
     wanted = set(sets)

@@ -37,6 +37,8 @@ class Transcribe:
         Fields of `engine.decoding.DecodingOptions`.
     subtitles : str
         `srt`, `vtt`, or empty for none.
+    segments : bool
+        Whether the answer is to hold them; those of hours are megabytes.
     deadline_seconds : float
         The worker gives up at the first token after so many.
     """
@@ -45,6 +47,7 @@ class Transcribe:
     path: str
     decoding: dict[str, Any]
     subtitles: str
+    segments: bool
     max_seconds: float
     deadline_seconds: float
 
@@ -87,7 +90,7 @@ class Finished:
     subtitles : str
         In the form asked for.
     segments : list of dict
-        `engine.segments.Segment`'s fields.
+        `engine.segments.Segment`'s fields; empty unless they were asked for.
     timings : dict
         `engine.timings.LayerTimings.to_json`.
     """

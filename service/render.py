@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from service.job_options import JobOptions
 from service.protocol import Finished
-from service.schemas import SegmentBody, TranscriptBody, VerboseBody, WordBody
+from service.schemas import SegmentBody, TranscriptBody
 
 WARNING_HEADER = "X-Thimble-Warning"
 """Says `partial_audio` where the recording was damaged: the text is of what could be decoded."""
@@ -22,24 +24,25 @@ def render(finished: Finished, options: JobOptions) -> Response:
         return PlainTextResponse(body, headers=headers, media_type=MEDIA_TYPES[options.response_format])
     if options.response_format == "verbose_json":
         # Granularities that were not asked for are left out, as the hosted API leaves them out.
-        return JSONResponse(_verbose(finished, options, text).model_dump(exclude_unset=True), headers=headers)
+        return JSONResponse(_verbose(finished, options, text), headers=headers)
     return JSONResponse(TranscriptBody(text=text).model_dump(), headers=headers)
 
 
-def _verbose(finished: Finished, options: JobOptions, text: str) -> VerboseBody:
+def _verbose(finished: Finished, options: JobOptions, text: str) -> dict[str, Any]:
+    """`VerboseBody`'s fields, as plain as they came: hours of segments as models would be 50 MB for a moment."""
     task = options.decoding.get("task", "transcribe")
-    body = VerboseBody(
-        task=task,
-        language="english" if task == "translate" else finished.language_name,
-        duration=round(finished.seconds, 3),
-        text=text,
-    )
+    body: dict[str, Any] = {
+        "task": task,
+        "language": "english" if task == "translate" else finished.language_name,
+        "duration": finished.seconds,
+        "text": text,
+    }
     if "segment" in options.granularities:
-        body.segments = [
-            SegmentBody(id=number, **{name: segment[name] for name in SegmentBody.model_fields if name != "id"})
-            for number, segment in enumerate(finished.segments)
+        names = [name for name in SegmentBody.model_fields if name != "id"]
+        body["segments"] = [
+            {"id": number} | {name: segment[name] for name in names} for number, segment in enumerate(finished.segments)
         ]
     if "word" in options.granularities:
         words = (word for segment in finished.segments for word in segment["words"])
-        body.words = [WordBody(word=word["word"].strip(), start=word["start"], end=word["end"]) for word in words]
+        body["words"] = [{"word": word["word"].strip(), "start": word["start"], "end": word["end"]} for word in words]
     return body

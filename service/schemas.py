@@ -43,8 +43,8 @@ class VerboseBody(BaseModel):
     language: str | None = Field(description="English name; null where it was to be detected and nothing was said")
     duration: float = Field(description="Seconds")
     text: str
-    segments: list[SegmentBody] = Field(default_factory=list)
-    words: list[WordBody] = Field(default_factory=list)
+    segments: list[SegmentBody] | None = None
+    words: list[WordBody] | None = None
 
 
 class ErrorDetail(BaseModel):

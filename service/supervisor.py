@@ -28,6 +28,8 @@ DEADLINE_GRACE_SECONDS = 10.0
 """A worker stops at a job's deadline by itself, at the next token or layer; one that has not after so long is stuck."""
 PASSING_FAULTS = ("worker_died", "out_of_memory", "worker_unavailable")
 """A worker killed while loading, or no memory to start one: the next may well serve."""
+FETCHED_FOR = ("model_not_found", "model_outdated")
+"""Faults that a fetch mends, where the model is a published one."""
 RECENT_WEIGHT = 0.2
 """Of the newest job in the running mean of seconds per job."""
 
@@ -138,7 +140,7 @@ class Supervisor:
         try:
             return await self._one_worker()
         except ServiceError as fault:
-            if fault.code != "model_not_found":
+            if fault.code not in FETCHED_FOR:
                 raise
             if await self._fetch():
                 return None
@@ -258,9 +260,10 @@ class Supervisor:
             death.cancel()
 
     async def _answer(self, worker: WorkerProcess, job: Job) -> Finished | Failed:
-        subtitles = job.options.response_format if job.options.response_format in SUBTITLES else ""
+        form = job.options.response_format
+        written = form if form in SUBTITLES else "", form == "verbose_json"
         limits = self._settings.max_audio_seconds, self._settings.job_deadline_seconds
-        worker.send(Transcribe(job.id, str(job.path), job.options.decoding, subtitles, *limits))
+        worker.send(Transcribe(job.id, str(job.path), job.options.decoding, *written, *limits))
         while True:
             answer = await worker.receive()
             if isinstance(answer, Finished | Failed) and answer.job == job.id:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.decoding import DecodingOptions
-from engine.errors import Cancelled, EngineError
+from engine.errors import Cancelled, EngineError, ManifestInvalid, ModelOutdated
 from engine.languages import LANGUAGES
-from engine.published import find_model
+from engine.published import MODELS, find_model
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from engine.writers import WRITERS
@@ -129,7 +129,7 @@ def _transcribe(engine: Engine, job: Transcribe, inbox: _Inbox) -> Finished | Fa
         language_name=LANGUAGES.get(transcript.language) if transcript.language else None,
         is_partial=transcript.is_partial,
         subtitles=WRITERS[job.subtitles](transcript.segments) if job.subtitles else "",
-        segments=[asdict(segment) for segment in transcript.segments],
+        segments=[asdict(segment) for segment in transcript.segments] if job.segments else [],
         timings=timings.to_json(),
     )
 
@@ -147,7 +147,9 @@ def main() -> int:
     try:
         engine = _load(request)
     except EngineError as error:
-        outbox.send(Refused(error.code, str(error)))
+        # Only a published model can be fetched again.
+        mendable = error.code != ModelOutdated.code or request.model in MODELS
+        outbox.send(Refused(error.code if mendable else ManifestInvalid.code, str(error)))
         return 1
     outbox.send(Ready(engine.model_bytes, engine.weights, "reference", engine.kv_bytes))
     while True:

@@ -79,6 +79,7 @@ def test_every_error_code_stands_in_the_readme() -> None:
         "target_not_a_model",
         "model_not_found",
         "measuring_unavailable",
+        "name_taken",
     }  # of the command line alone, which says them in words
     assert len(codes) > 20
     assert {code for code in codes if f"`{code}`" not in README} == set()

@@ -36,9 +36,9 @@ class Fallback:
         return not self.loops(result) and (threshold is None or result.avg_logprob >= threshold)
 
     def loops(self, result: DecodingResult) -> bool:
-        """The text repeats itself."""
+        """The text repeats itself: as a whole, or at its end for so long that decoding was given up."""
         threshold = self.options.compression_ratio_threshold
-        return threshold is not None and result.compression_ratio > threshold
+        return threshold is not None and (result.compression_ratio > threshold or result.is_stuck)
 
     def is_silence(self, result: DecodingResult) -> bool:
         """The model says so, and what it wrote all the same is a guess."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 MAX_REPEATS = 3
 """Of a phrase in a row, where a window's text was found to loop."""
 STUCK_TOKENS = 64
-"""Text tokens that a phrase fills alone before decoding is given up: the text then compresses far beyond any threshold."""
+"""Text tokens that a phrase fills alone before a sequence is given up: nothing else would come."""
 STUCK_PERIOD = 16
 """Tokens of the longest phrase looked for while decoding."""
 CHECK_EVERY = 16
@@ -27,29 +27,34 @@ def is_stuck(sampled: Sequence[int], eot: int) -> bool:
 def without_repeats(tokens: Sequence[int], eot: int, before: Sequence[int] = ()) -> list[int]:
     """`tokens` with every phrase at most `MAX_REPEATS` times in a row, those that end `before` counted.
 
-    Timestamps (all from `eot` on) stay, and do not interrupt a row.
+    Timestamps (all from `eot` on) stay, and do not interrupt a row. What the text goes on with after a row stays whole, also
+    where it begins like the phrase.
     """
     tokens = [*before, *tokens]
     places = [place for place, token in enumerate(tokens) if token < eot]
     period = 1
     while (MAX_REPEATS + 1) * period <= len(places):
-        text = [tokens[place] for place in places]
-        kept, run = list[int](), 0
-        for i, place in enumerate(places):
-            run = run + 1 if i >= period and text[i] == text[i - period] else 0
-            # The first phrase and MAX_REPEATS - 1 repeats of it; what goes on beyond them is dropped.
-            if run <= (MAX_REPEATS - 1) * period or not _goes_on(text, i, run, period):
-                kept.append(place)
-        places = kept
+        places = _cut([tokens[place] for place in places], places, period)
         period += 1
     left = set(places)
     new = range(len(before), len(tokens))
     return [tokens[place] for place in new if tokens[place] >= eot or place in left]
 
 
-def _goes_on(text: Sequence[int], i: int, run: int, period: int) -> bool:
-    """The row that `text[i]` is part of, `run` tokens into its repeats, comes to more than `MAX_REPEATS` phrases."""
-    end = i + 1
-    while end < len(text) and text[end] == text[end - period]:
-        run, end = run + 1, end + 1
-    return run >= MAX_REPEATS * period
+def _cut(text: Sequence[int], places: Sequence[int], period: int) -> list[int]:
+    """Those of `places`, where `text` stands, that are left once no phrase of `period` tokens stands too often."""
+    kept, start = list[int](), 0
+    while start < len(text):
+        end = start + period
+        while end < len(text) and text[end] == text[end - period]:
+            end += 1
+        n_phrases, n_over = divmod(end - start, period)
+        if n_phrases <= MAX_REPEATS:
+            kept.append(places[start])
+            start += 1
+            continue
+        kept += places[start : start + MAX_REPEATS * period]
+        if end < len(text):
+            kept += places[end - n_over : end]  # the beginning of what follows
+        start = end
+    return kept

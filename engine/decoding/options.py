@@ -110,7 +110,8 @@ class DecodingOptions:
             "top_p is above 0, up to 1": not 0.0 < self.top_p <= 1.0,
             "repetition_penalty is from 1 to 2": not 1.0 <= self.repetition_penalty <= 2.0,
             "sample_len is at least 1": self.sample_len is not None and self.sample_len < 1,
-            "hallucination_silence_threshold is above 0": (self.hallucination_silence_threshold or 1.0) <= 0.0,
+            "hallucination_silence_threshold is above 0": self.hallucination_silence_threshold is not None
+            and not 0.0 < self.hallucination_silence_threshold < math.inf,
             "thresholds are numbers": any(
                 threshold is not None and not math.isfinite(threshold)
                 for threshold in (self.compression_ratio_threshold, self.logprob_threshold, self.no_speech_threshold)

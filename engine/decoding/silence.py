@@ -7,12 +7,14 @@ import re
 from engine.decoding.fallback import Fallback
 from engine.decoding.task import DecodingResult
 
-GUESS_NO_SPEECH = 0.5
-"""No-speech probability above which a window that no temperature gave a text to trust is silence."""
-DOUBTED_ECHO = 0.4
-"""And above which an echo of the prompt is silence, that was not to be trusted at the first temperature."""
+GUESS_MARGIN = 0.1
+"""Below the no-speech threshold, for a window that no temperature gave a text to trust."""
+DOUBTED_ECHO_MARGIN = 0.2
+"""Below it, for an echo of the prompt that was not to be trusted at the first temperature."""
 ECHOED_SHARE = 0.5
-"""Of a text's words; where as many are the prompt's, and the model calls the window silent, it repeats the prompt."""
+"""Of a text's telling words; where as many are the prompt's, it repeats the prompt."""
+TELLING_LETTERS = 5
+"""Shorter words are in every text."""
 
 
 def is_unsaid(result: DecodingResult, text: str, prompt: str, fallback: Fallback) -> bool:
@@ -24,7 +26,8 @@ def is_unsaid(result: DecodingResult, text: str, prompt: str, fallback: Fallback
 
     Parameters
     ----------
-    text, prompt : the window's text, and the initial prompt that it was decoded with
+    text : the window's
+    prompt : the initial prompt, where the window was told it; else empty
     """
     threshold = fallback.options.no_speech_threshold
     if threshold is None:
@@ -32,20 +35,20 @@ def is_unsaid(result: DecodingResult, text: str, prompt: str, fallback: Fallback
     if fallback.is_silence(result):
         return True
     trusted = fallback.is_trusted(result)
-    if not trusted and not fallback.loops(result) and result.no_speech_prob > GUESS_NO_SPEECH:
+    if not trusted and not fallback.loops(result) and result.no_speech_prob > threshold - GUESS_MARGIN:
         return True
     at_once = trusted and result.temperature == fallback.options.temperatures[0]
-    return result.no_speech_prob > (threshold if at_once else DOUBTED_ECHO) and _echoes(text, prompt)
+    return result.no_speech_prob > threshold - (0.0 if at_once else DOUBTED_ECHO_MARGIN) and _echoes(text, prompt)
 
 
 def _echoes(text: str, prompt: str) -> bool:
-    words, known = _words(text), set(_words(prompt))
-    if not words or not known:
-        return False
-    if text.strip() in prompt:  # languages that put no space between words
-        return True
-    return sum(word in known for word in words) >= ECHOED_SHARE * len(words)
+    words, known = _telling_words(text), set(_telling_words(prompt))
+    if words and known:
+        return sum(word in known for word in words) >= ECHOED_SHARE * len(words)
+    # Languages that put no space between words: the whole of it.
+    said = text.strip()
+    return len(said) > 1 and not said.isascii() and " " not in said and said in prompt
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
+def _telling_words(text: str) -> list[str]:
+    return [word for word in re.findall(r"\w+", text.casefold()) if len(word) >= TELLING_LETTERS]

@@ -33,6 +33,8 @@ class DecodingResult:
         That the tokens were chosen at.
     compression_ratio : float
         Bytes of the text by bytes of it compressed: text that repeats itself is far above 2.
+    is_stuck : bool
+        Decoding was given up: the text had become one phrase, again and again.
     """
 
     tokens: list[int]
@@ -40,6 +42,7 @@ class DecodingResult:
     no_speech_prob: float
     temperature: float
     compression_ratio: float
+    is_stuck: bool = False
 
 
 def compression_ratio(text: str) -> float:
@@ -99,7 +102,8 @@ class DecodingTask:
                     for logit_filter in self._filters:
                         logit_filter.apply(row, sampled)
                 sources = chooser.update(logits)
-                if not sources or self._is_over(start, chooser.live[0]):
+                stuck = bool(sources) and all(is_stuck(sampled, special.eot) for sampled in chooser.live)
+                if not sources or stuck or self._is_full(start, chooser.live[0]):
                     break
                 decoder.reorder(sources)
                 newest = [sampled[-1] for sampled in chooser.live]
@@ -107,7 +111,7 @@ class DecodingTask:
         best = likeliest(chooser.hypotheses(), self._options.length_penalty)
         ratio = compression_ratio(self._tokenizer.decode(best.tokens))
         avg_logprob = best.sum_logprob / (len(best.tokens) + 1)
-        return DecodingResult(best.tokens, avg_logprob, no_speech_prob, temperature, ratio)
+        return DecodingResult(best.tokens, avg_logprob, no_speech_prob, temperature, ratio, stuck)
 
     def _token_decoder(self, temperature: float, seed: int) -> TokenDecoder:
         eot, options = self._tokenizer.special.eot, self._options
@@ -115,10 +119,8 @@ class DecodingTask:
             return BeamSearchDecoder(eot, options.beam_size, options.patience)
         return SamplingDecoder(eot, temperature, seed, options.best_of if temperature else 1, options.top_p)
 
-    def _is_over(self, start: list[int], sampled: list[int]) -> bool:
-        """There is no room for more, or more would be more of the same."""
-        is_full = len(sampled) >= self._sample_len or len(start) + len(sampled) > self._n_ctx
-        return is_full or is_stuck(sampled, self._tokenizer.special.eot)
+    def _is_full(self, start: list[int], sampled: list[int]) -> bool:
+        return len(sampled) >= self._sample_len or len(start) + len(sampled) > self._n_ctx
 
     def _initial_tokens(self, language: str, prompt: Sequence[int]) -> list[int]:
         """The prompt's end behind its own start token, the start sequence, the prefix (openai/whisper decoding.py)."""

@@ -12,6 +12,9 @@ import numpy as np
 from engine.dims import Float32
 from engine.kernels.reference import softmax
 
+MIN_TEMPERATURE = 1e-3
+"""Below it, draws are the likeliest token anyway, and float32 would overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
@@ -101,7 +104,7 @@ class SamplingDecoder:
         return self._ended + [Hypothesis(tokens, total) for tokens, total in zip(self.live, self._sums, strict=True)]
 
     def _draw(self, row: Float32) -> int:
-        probabilities = row / np.float32(self.temperature)
+        probabilities = (row - row.max()) / np.float32(max(self.temperature, MIN_TEMPERATURE))
         softmax(probabilities)
         if self.top_p < 1.0:
             order = np.argsort(probabilities)[::-1]

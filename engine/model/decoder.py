@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -34,17 +34,19 @@ class TextDecoder:
         self._cross_kv = cross_kv
         self._scratch = scratch
 
-    def begin_window(self, audio_features: Float32, spare: Float32, timings: LayerTimings) -> None:
+    def begin_window(self, audio_features: Float32, spare: Float32, timings: LayerTimings, check: Callable[[], None]) -> None:
         """Compute the cross K/V of every layer and forget all tokens.
 
         Parameters
         ----------
         audio_features : float32 [n_audio_ctx, n_audio_state]
         spare : float32 [2, n_audio_ctx, n_audio_state], overwritten
+        check : called before every layer; what it raises ends the work
         """
         self.restart()
         k, v = spare
         for layer in range(self._dims.n_text_layer):
+            check()
             with self._store.layer("decoder", str(layer), timings) as weights:
                 self._project_cross(audio_features, weights, k, v)
             self._cross_kv.fill(layer, k, v)

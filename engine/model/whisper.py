@@ -47,8 +47,8 @@ class Whisper:
         ----------
         log_mel : float32 [n_frames, n_mels], time first
         check : callable
-            Called before every encoder layer; what it raises ends the work.
+            Called before every layer; what it raises ends the work.
         """
         with timings.stage("encode"):
             audio_features = self.encoder.encode(log_mel, timings, check)
-            self.decoder.begin_window(audio_features, self.encoder.spare, timings)
+            self.decoder.begin_window(audio_features, self.encoder.spare, timings, check)

@@ -15,13 +15,23 @@ from typing import Any, BinaryIO
 
 from engine.checkpoints.layout import alignment_heads
 from engine.dims import BLOCK, ModelDimensions
-from engine.errors import CheckpointInvalid, ManifestInvalid, ModelNotFound, ShardCorrupt, ShardMismatch, ShardMissing
+from engine.errors import (
+    CheckpointInvalid,
+    ManifestInvalid,
+    ModelNotFound,
+    ModelOutdated,
+    ShardCorrupt,
+    ShardMismatch,
+    ShardMissing,
+)
 from engine.tensor_file import TensorFileError, TensorFileHeader, parse_header
 from engine.tokenizer import SpecialTokens
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = "thimble-shards"
 VERSION = 2
+OUTDATED = (1,)
+"""Versions of before: 1 lacked the alignment heads and the vocabulary's order."""
 WEIGHTS = ("f32", "f16", "int8")
 """What `thimble convert --weights` takes."""
 MAX_MANIFEST_BYTES = 4 << 20
@@ -126,6 +136,8 @@ def read_manifest(directory: Path) -> Manifest:
     ------
     ModelNotFound
         There is none.
+    ModelOutdated
+        It is of an earlier version.
     ManifestInvalid
         It is no manifest of this version, or contradicts itself.
     """
@@ -143,7 +155,8 @@ def read_manifest(directory: Path) -> Manifest:
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise ManifestInvalid(f"{MANIFEST_FILE} is not of the format {FORMAT}")
     if value.get("version") != VERSION:
-        raise ManifestInvalid(f"{MANIFEST_FILE} is version {value.get('version')!r}, expected {VERSION}: convert again")
+        found = f"{MANIFEST_FILE} is version {value.get('version')!r}, expected {VERSION}; {AGAIN}"
+        raise ModelOutdated(found) if value.get("version") in OUTDATED else ManifestInvalid(found)
     try:
         dims = ModelDimensions.from_json(value["dims"])
         manifest = Manifest(

@@ -17,7 +17,7 @@ from service.job_queue import QueueFull
 from service.jobs import Job
 from service.protocol import Finished
 from service.render import render
-from service.schemas import TRANSCRIBE_FORM, ErrorBody, TranscriptBody
+from service.schemas import TRANSCRIBE_FORM, ErrorBody, TranscriptBody, VerboseBody
 from service.spool import disk_error, new_job_id
 from service.supervisor import Supervisor
 from service.upload import receive_form
@@ -34,7 +34,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 @router.post(
     "/transcribe",
-    response_model=TranscriptBody,
+    response_model=TranscriptBody | VerboseBody,
     responses=_ERRORS,
     openapi_extra=TRANSCRIBE_FORM,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,8 +58,33 @@ def test_a_transcript_never_replaces_its_recording(tiny_en: Path, recordings: di
     path.write_bytes(recordings["digits"].path.read_bytes())
     done = thimble("transcribe", "--model", tiny_en, "--beside", path)
     assert done.returncode == 1
-    assert "would replace the recording" in done.stderr
+    assert "replace the recording itself [name_taken]" in done.stderr
     assert path.read_bytes() == recordings["digits"].path.read_bytes()
+
+
+def test_two_recordings_of_one_name_do_not_replace_each_others_transcripts(
+    tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path
+) -> None:
+    for name in ("digits.wav", "digits.flac"):
+        (tmp_path / name).write_bytes(recordings["digits"].path.read_bytes())
+    done = thimble("transcribe", "--model", tiny_en, "--beside", tmp_path / "digits.wav", tmp_path / "digits.flac")
+    assert done.returncode == 1
+    assert "that of another recording [name_taken]" in done.stderr
+    assert (tmp_path / "digits.txt").read_text()
+
+
+@pytest.mark.parametrize("beside", [["--beside"], []])
+def test_a_name_that_is_no_utf_8_is_a_files_all_the_same(
+    beside: list[str], tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path
+) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/x\xff.flac"))
+    path.write_bytes(recordings["digits"].path.read_bytes())
+    done = thimble("transcribe", "--model", tiny_en, "--format", "json", *beside, path, recordings["digits"].path)
+    assert "Traceback" not in done.stderr
+    if not beside:
+        first, second = map(json.loads, done.stdout.splitlines())
+        assert first["text"] == second["text"]
+        assert first["file"].endswith("x\ufffd.flac")
 
 
 def test_decoding_options_reach_the_engine(tiny_en: Path, recordings: dict[str, Recording]) -> None:

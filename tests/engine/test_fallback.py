@@ -95,7 +95,15 @@ PROMPT = "Glossary: Zanzibar, Quetzalcoatl"
         (result(ratio=2.5, no_speech=0.55), " la la la", "", False),  # a loop is cut, not thrown away
         # the prompt again
         (result(no_speech=0.7), " Zanzibar, quetzalcoatl, Quetzal", PROMPT, True),
-        (result(no_speech=0.7), " Zanzibar is an island", PROMPT, False),
+        (result(no_speech=0.7), " Zanzibar island people", PROMPT, False),
+        (
+            result(no_speech=0.65),
+            " This is what we have to do in the next year.",
+            "What we have to do is the next thing in this year.",
+            False,
+        ),
+        (result(no_speech=0.7), " he", "The meeting", False),
+        (result(no_speech=0.7), "春", "春风", False),
         (result(no_speech=0.5), " Zanzibar", PROMPT, False),
         (result(no_speech=0.7), " ...", PROMPT, False),
         (result(no_speech=0.45, temperature=0.4), " Zanzibar", PROMPT, True),  # drawn, and so in doubt
@@ -123,6 +131,12 @@ def test_each_rule_can_be_switched_off(off: dict[str, None], trusted: list[bool]
     made = (GOOD, LOOP, GUESS, SILENCE)
     assert [fallback.is_trusted(one) for one in made] == trusted
     assert [fallback.is_silence(one) for one in made] == silent
+
+
+def test_a_threshold_of_ones_own_moves_the_guards_with_it() -> None:
+    made = result(avg_logprob=-1.1, no_speech=0.55)
+    assert is_unsaid(made, " Music", "", LADDER)
+    assert not is_unsaid(made, " Music", "", Fallback(DecodingOptions(no_speech_threshold=0.95)))
 
 
 def test_text_that_repeats_itself_compresses() -> None:

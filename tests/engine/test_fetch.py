@@ -246,6 +246,12 @@ def test_a_model_that_came_with_the_installation_is_used_until_there_is_an_own_o
     assert find_model(own, "tiny.en", "f16", installed) == own / "tiny.en-f16"
     shutil.copytree(installed / "tiny.en-int8", own / "tiny.en-int8")
     assert find_model(own, "tiny.en", "int8", installed) == own / "tiny.en-int8"
+    manifest = own / "tiny.en-int8" / "manifest.json"
+    whole = manifest.read_text()
+    manifest.write_text(whole.replace('"version": 2', '"version": 1'))  # written before this program was updated
+    assert find_model(own, "tiny.en", "int8", installed) == installed / "tiny.en-int8"
+    manifest.write_text(whole[:-9])  # damaged: to be seen
+    assert find_model(own, "tiny.en", "int8", installed) == own / "tiny.en-int8"
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root reads any directory")

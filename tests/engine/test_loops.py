@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine.decoding import DecodingOptions, Fallback
 from engine.decoding.loops import CHECK_EVERY, STUCK_TOKENS, is_stuck, without_repeats
 from tests.engine.test_decoding import EOT, A, B, C, ScriptedDecoder, run, stamp
+from tests.engine.test_token_decoders import Tree, decode
 
 PHRASE = [A, B, C, A, C, B]
 
@@ -16,6 +18,8 @@ PHRASE = [A, B, C, A, C, B]
         ([A] * 9, [A] * 3),
         (PHRASE * 8, PHRASE * 3),
         (PHRASE * 8 + [A, B], PHRASE * 3),  # its beginning once more is the loop too
+        (PHRASE * 8 + [A, B, A], PHRASE * 3 + [A, B, A]),  # but not where the text goes on with it
+        ([A, B] * 5 + [A, C], [A, B] * 3 + [A, C]),
         ([B] + [A, C] * 7 + [B], [B] + [A, C] * 3 + [B]),
         (PHRASE * 3, PHRASE * 3),
         ([A, A, A, B, A, A, A, B, C], [A, A, A, B, A, A, A, B, C]),
@@ -54,8 +58,34 @@ def test_text_that_goes_on_is_not_stuck() -> None:
     assert not is_stuck([A] * (STUCK_TOKENS - 16) + [stamp(1)] * 16, EOT)
 
 
-def test_a_window_that_is_stuck_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small model's windows hold 16 tokens; with room, a loop stops at the first look after it is one."""
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small model's windows hold 16 tokens."""
     monkeypatch.setattr("engine.decoding.loops.STUCK_TOKENS", 8)
+    monkeypatch.setattr("engine.decoding.loops.STUCK_PERIOD", 2)
     monkeypatch.setattr("engine.decoding.loops.CHECK_EVERY", 4)
-    assert len(run(ScriptedDecoder([stamp(0), *[A, B] * 50])).tokens) == 12
+
+
+@pytest.mark.usefixtures("short")
+def test_a_window_that_is_stuck_is_given_up_and_is_a_loop_whatever_its_ratio() -> None:
+    """Text before the loop compresses badly: the ratio alone would let it pass."""
+    result = run(ScriptedDecoder([stamp(0), *[A, B] * 50]))
+    assert len(result.tokens) == 12
+    assert result.is_stuck
+    assert Fallback(DecodingOptions(compression_ratio_threshold=50.0)).loops(result)
+    assert not Fallback(DecodingOptions(compression_ratio_threshold=None)).loops(result)
+    assert not run(ScriptedDecoder([stamp(0), A, B])).is_stuck
+
+
+@pytest.mark.usefixtures("short")
+def test_one_draw_that_is_stuck_ends_no_other() -> None:
+    """Of eight draws some say A again and again, the others count up: none is cut where a look would find the first stuck."""
+
+    def scores(held: tuple[int, ...]) -> dict[int, float]:
+        if not held:
+            return {stamp(0): 20.0}
+        if len(held) == 1:
+            return {A: 10.0, 100: 10.0}
+        return {A: 20.0} if held[1] == A else {held[-1] + 1: 20.0}
+
+    assert len(decode(Tree(scores), 1.0, best_of=8)) == 16  # all the room there is

@@ -33,6 +33,8 @@ from tests.engine.test_decoding import EOT, special
         ({"sample_len": 0}, "sample_len"),
         ({"compression_ratio_threshold": math.nan}, "thresholds"),
         ({"word_timestamps": True, "hallucination_silence_threshold": -1.0}, "above 0"),
+        ({"word_timestamps": True, "hallucination_silence_threshold": 0.0}, "above 0"),
+        ({"word_timestamps": True, "hallucination_silence_threshold": math.nan}, "above 0"),
         # Contradictions: each option alone is fine.
         ({"beam_size": 5, "temperatures": (0.4,)}, "not among the temperatures"),
         ({"patience": 2.0}, "beam_size too"),

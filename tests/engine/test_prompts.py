@@ -27,6 +27,22 @@ def test_what_would_mislead_makes_all_be_forgotten_the_initial_prompt_too() -> N
     assert told.prompt() == [3]
 
 
+def test_whether_the_initial_prompt_is_still_told() -> None:
+    told = history([8, 9])
+    assert told.tells_initial
+    told.add([1, 2, 3], helps=True)
+    assert told.tells_initial
+    told.add([4, 5, 6], helps=True)  # its place is taken
+    assert not told.tells_initial
+    for told in (history([8, 9], carry=True), history([8, 9])):
+        told.add([1], helps=False)
+    assert not told.tells_initial
+    assert not history().tells_initial
+    carried = history([8, 9], carry=True)
+    carried.add([1, 2, 3, 4, 5, 6], helps=False)
+    assert carried.tells_initial
+
+
 def test_unconditioned_the_initial_prompt_goes_before_the_first_window_alone() -> None:
     told = history([8, 9], condition=False)
     assert told.prompt() == [8, 9]

@@ -128,6 +128,23 @@ def test_a15_a_loop_costs_its_own_window(transcribe: Callable[..., SeekLoop]) ->
     assert loop.asked[15][1]
 
 
+def test_what_stands_behind_a_loop_is_kept(transcribe: Callable[..., SeekLoop]) -> None:
+    """The window is not looked at again, so its open end must not be dropped."""
+    loops = [made(stamp(0), A, stamp(5), stamp(5), *[B, C] * 9, stamp(20), stamp(20), *b" real", ratio=9.0) for _ in range(6)]
+    loop = transcribe(loops, Sound(2.0))
+    assert texts(loop.segments) == ["A", "BCBCBC", " real", " end"]
+    assert times(loop.segments)[2] == (0.4, 1.0)
+    assert loop._timings.loops == 1
+
+
+def test_text_that_only_compresses_well_is_no_loop(transcribe: Callable[..., SeekLoop]) -> None:
+    """Like sentences, or a script of three bytes a letter: nothing is cut, and the open end is decoded again."""
+    alike = [made(stamp(0), *b" In room one", stamp(20), stamp(20), *b" In room t", ratio=2.6) for _ in range(6)]
+    loop = transcribe([*alike, made(stamp(0), *b" In room two", stamp(30))], Sound(1.3))
+    assert texts(loop.segments) == [" In room one", " In room two"]
+    assert loop._timings.loops == 0
+
+
 def test_a21_a_segment_past_the_end_ends_with_the_recording(transcribe: Callable[..., SeekLoop]) -> None:
     loop = transcribe([made(stamp(0), A, stamp(49))], Sound(0.32))
     assert times(loop.segments) == [(0.0, 0.32)]
@@ -143,6 +160,7 @@ def test_a22_a_character_that_two_segments_share_is_whole_in_the_text(transcribe
         ):
             loop = transcribe(script)
             assert "".join(texts(loop.segments)) == data.decode()
+            assert all(texts(loop.segments))
             assert not any("\ufffd" in text for text in texts(loop.segments))
 
 
@@ -169,6 +187,13 @@ def test_a24_whatever_the_timestamps_segments_are_in_order(tokens: list[int], tr
     assert flat[0] >= 0.0
     assert flat[-1] <= 2.0
     assert loop._timings.repairs > 0 or len(set(flat)) == len(flat) or tokens[0] == stamp(5)
+
+
+def test_text_past_the_end_joins_what_was_said_before(transcribe: Callable[..., SeekLoop]) -> None:
+    """A cue without time would be none."""
+    loop = transcribe([made(stamp(0), A, stamp(15), stamp(40), B, stamp(48))], Sound(0.32))
+    assert texts(loop.segments) == ["AB"]
+    assert times(loop.segments) == [(0.0, 0.32)]
 
 
 def test_silence_is_passed_over_unheard(transcribe: Callable[..., SeekLoop]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from engine.checkpoints import open_checkpoint
 from engine.convert import convert
-from engine.errors import EngineError, ManifestInvalid, ModelNotFound, ShardCorrupt, ShardMismatch, ShardMissing
+from engine.errors import EngineError, ManifestInvalid, ModelNotFound, ModelOutdated, ShardCorrupt, ShardMismatch, ShardMissing
 from engine.shards.manifest import MANIFEST_FILE, read_manifest
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
@@ -127,6 +127,12 @@ def _edit(change: Callable[[dict], object]) -> Callable[[Path], None]:
         path.write_text(json.dumps(value))
 
     return apply
+
+
+def test_a_model_of_an_earlier_version_is_told_from_a_damaged_one(model: Path) -> None:
+    _edit(lambda m: m.update(version=1))(model / "manifest.json")
+    with pytest.raises(ModelOutdated, match="fetch or convert the model again"):
+        ShardStore(model)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,12 @@ def test_a_log_probability_is_that_at_temperature_1_of_what_was_drawn() -> None:
     assert len(set(hypothesis.tokens)) > 1
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-39, 1e-300])
+def test_a_tiny_temperature_is_the_likeliest_token_and_no_overflow(temperature: float) -> None:
+    assert set(drawn(20, temperature)) == {1}
+    assert set(drawn(20, temperature, logits=np.float32(1e4) * LOGITS)) == {1}
+
+
 def test_the_seed_alone_decides_the_draws() -> None:
     assert drawn(40, 1.0, seed=5) == drawn(40, 1.0, seed=5) == drawn(40, 1.0, seed=5) != drawn(40, 1.0, seed=6)
 

@@ -84,7 +84,18 @@ def test_rows_without_a_transcript_or_with_a_guessed_one_are_left_out(tmp_path: 
         read_rows(manifest, ["x", "z"])
 
 
-@pytest.mark.parametrize("text", ["{", "[]\n", '{"text": "x"}\n', "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]\n",
+        '{"text": "x"}\n',
+        "\x00",
+        '{"path": null, "text": "x"}',
+        '{"path": "a", "text": 5}',
+        '{"path": "a", "text": "x", "set": 1}',
+    ],
+)
 def test_what_is_no_manifest_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text(text)
     with pytest.raises(MeasuringUnavailable, match=r"m.jsonl is no manifest"):

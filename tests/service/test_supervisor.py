@@ -241,7 +241,10 @@ def read_only(path: Path, missing_ok: bool = False) -> None:
     raise OSError(30, "Read-only file system", str(path))
 
 
-def test_a_failed_fetch_is_not_repeated_at_once(play: Callable[[Scene], Metrics], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["model_not_found", "model_outdated"])
+def test_a_failed_fetch_is_not_repeated_at_once(
+    missing: str, play: Callable[[Scene], Metrics], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each attempt may download 70 MB: a worker that still lacks its model is no reason for another."""
     fetches: list[Settings] = []
 
@@ -251,7 +254,7 @@ def test_a_failed_fetch_is_not_repeated_at_once(play: Callable[[Scene], Metrics]
 
     async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
         monkeypatch.setattr(module, "fetch_model", fetch_model)
-        monkeypatch.setattr(ScriptedWorker, "receive", lambda self: asyncio.sleep(0, Refused("model_not_found", "none")))
+        monkeypatch.setattr(ScriptedWorker, "receive", lambda self: asyncio.sleep(0, Refused(missing, "none")))
         while len(ScriptedWorker.started) < 5:
             await asyncio.sleep(0.005)
         assert len(fetches) == 1
