@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.long_recording --model DIR [--hours 3] SPEECH_DIR SET [SET …]
 
-Joins the sets' recordings, over and over, with pauses of 5 to 45 s of faint hiss between them, until the hours are full.
+Joins the sets' recordings, over and over, with pauses of 10 to 90 s of faint hiss between them, until the hours are full.
 Transcribes the first minute of it, the whole, and each recording alone, in processes of their own; prints the peaks of
 resident memory, and the errors of the whole beside the sum of its parts.
 """
@@ -25,7 +25,7 @@ from engine.audio import read_blocks
 from engine.dims import SAMPLE_RATE
 from engine.wer import Row, Score, Scorer, read_rows
 
-PAUSE_SECONDS = 5.0, 45.0
+PAUSE_SECONDS = 10.0, 90.0
 HISS = 2e-4
 
 
