@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.segments import Segment, Word
+from engine.segments import APPENDED, PREPENDED, Segment, Word
 
 # Source of these: openai/whisper transcribe.py.
 IMPROBABLE = 0.15
@@ -15,7 +15,6 @@ JUDGED_WORDS = 8
 ANOMALY_SCORE = 3.0
 EDGE_SECONDS = 2.0
 """So near to a window's edge, the edge counts as silence."""
-PUNCTUATION = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def is_anomaly(segment: Segment | None) -> bool:
     """The segment's first words are anomalous, together or nearly each."""
     if segment is None or not segment.words:
         return False
-    words = [word for word in segment.words if word.word not in PUNCTUATION][:JUDGED_WORDS]
+    words = [word for word in segment.words if word.word not in PREPENDED + APPENDED][:JUDGED_WORDS]
     score = sum(map(anomaly_score, words))
     return score >= ANOMALY_SCORE or score + 0.01 >= len(words)
 

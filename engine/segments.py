@@ -11,6 +11,13 @@ from engine.tokenizer import REPLACEMENT, Tokenizer
 SECONDS_PER_FRAME = HOP_LENGTH / SAMPLE_RATE
 
 
+# Source of these: openai/whisper timing.py.
+PREPENDED = "\"'“¿([{-"
+"""Signs that belong to the word after them."""
+APPENDED = "\"'.。,，!！?？:：”)]}、"
+"""Signs that belong to the word before them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Word:
     """A word with its punctuation and its leading space; seconds from the recording's start.

@@ -11,15 +11,11 @@ import numpy as np
 from engine.alignment import AttentionMatrix, cheapest_path
 from engine.dims import FRAMES_PER_POSITION, SECONDS_PER_POSITION
 from engine.model import Whisper
-from engine.segments import SECONDS_PER_FRAME, Segment, Word
+from engine.segments import APPENDED, PREPENDED, SECONDS_PER_FRAME, Segment, Word
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
 
 # Source of these: openai/whisper timing.py.
-PREPENDED = "\"'“¿([{-"
-"""Signs that belong to the word after them."""
-APPENDED = "\"'.。,，!！?？:：”)]}、"
-"""Signs that belong to the word before them."""
 SENTENCE_ENDS = ".。!！?？"
 MAX_MEDIAN_SECONDS = 0.7
 """No window's median word counts as longer than this."""

@@ -10,6 +10,7 @@ import numpy as np
 from engine.decoding.options import DecodingOptions
 from engine.dims import SECONDS_PER_POSITION, Float32
 from engine.errors import InvalidOptions
+from engine.kernels.reference import log_sum_exp
 from engine.tokenizer import SpecialTokens
 
 MAX_INITIAL_TIMESTAMP_SECONDS = 1.0
@@ -90,7 +91,7 @@ class ApplyTimestampRules:
         # log-softmax cancels on both sides, so raw logits do.
         timestamps = logits[begin:]
         best_text = logits[:begin].max()
-        if _log_sum_exp(timestamps) > best_text:
+        if log_sum_exp(timestamps) > best_text:
             logits[:begin] = -np.inf
 
     def _keep_pairs(self, logits: Float32, sampled: Sequence[int]) -> None:
@@ -124,10 +125,3 @@ def make_filters(special: SpecialTokens, options: DecodingOptions) -> list[Logit
     if not options.without_timestamps:
         filters.append(ApplyTimestampRules(special))
     return filters
-
-
-def _log_sum_exp(values: Float32) -> float:
-    peak = values.max()
-    if peak == -np.inf:
-        return -np.inf
-    return float(peak + np.log(np.exp(values - peak).sum()))

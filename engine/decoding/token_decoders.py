@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.dims import Float32
-from engine.kernels.reference import softmax
+from engine.kernels.reference import log_sum_exp, softmax
 
 MIN_TEMPERATURE = 1e-3
 """Below it, draws are the likeliest token anyway, and float32 would overflow."""
@@ -134,7 +134,7 @@ class BeamSearchDecoder:
         candidates = []  # (sum of log-probabilities, source, token)
         for source, row in enumerate(logits):
             likeliest = np.argpartition(row, -(self.beam_size + 1))[-(self.beam_size + 1) :]
-            log_total = _log_sum_exp(row)
+            log_total = log_sum_exp(row)
             for token in likeliest:
                 candidates.append((self._sums[source] + (row[token] - log_total), source, int(token)))
         candidates.sort(key=lambda candidate: -candidate[0])
@@ -171,10 +171,5 @@ def likeliest(hypotheses: Sequence[Hypothesis], length_penalty: float | None) ->
     return max(hypotheses, key=score)
 
 
-def _log_sum_exp(row: Float32) -> np.float32:
-    peak = row.max()
-    return np.float32(peak + np.log(np.exp(row - peak).sum()))
-
-
 def _logprob(row: Float32, token: int) -> float:
-    return float(row[token] - _log_sum_exp(row))
+    return float(row[token] - log_sum_exp(row))

@@ -116,6 +116,12 @@ def probabilities(x: Float32, weight: Weight, chosen: npt.NDArray[np.intp], scra
     return out
 
 
+def log_sum_exp(scores: Float32) -> np.float32:
+    """log of the sum of exp(scores), any shape; -inf where all of them are."""
+    peak = np.float32(scores.max())
+    return peak if peak == -np.inf else np.float32(peak + np.log(np.exp(scores - peak).sum()))
+
+
 def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32) -> None:
     """Multi-head attention of every position to every other, a head and a tile of rows at a time; q becomes the result.
 

@@ -160,15 +160,7 @@ class Script:
         self.prompts: dict[int, list[int]] = {}  # by window, told by its seed
         self.temperatures: list[float] = []
 
-    def run(
-        self,
-        language: str,
-        prompt: Sequence[int],
-        temperature: float,
-        seed: int,
-        timings: LayerTimings,
-        check: Callable[[], None],
-    ) -> DecodingResult:
+    def run(self, language: str, prompt: Sequence[int], temperature: float, seed: int, *rest: object) -> DecodingResult:
         self.prompts[seed] = list(prompt)
         self.temperatures.append(temperature)
         return self.results.pop(0) if self.results else whole(B, temperature)

@@ -79,6 +79,13 @@ def test_attention_by_tiles_equals_all_at_once(tile: int) -> None:
     assert np.abs(q - expected).max() < 1e-5
 
 
+def test_log_sum_exp_does_not_overflow_and_of_nothing_is_nothing() -> None:
+    scores = normal(50)
+    assert kernels.log_sum_exp(scores) == pytest.approx(math.log(np.exp(scores.astype(np.float64)).sum()), rel=1e-6)
+    assert kernels.log_sum_exp(scores + np.float32(1e4)) == pytest.approx(1e4 + kernels.log_sum_exp(scores), rel=1e-6)
+    assert kernels.log_sum_exp(np.full(3, -np.inf, np.float32)) == -np.inf
+
+
 @pytest.mark.parametrize("n_scratch", [64, 640, 100_000])
 def test_probabilities_are_those_of_the_whole_product(n_scratch: int) -> None:
     """Whatever the tile: 1, 10 or all rows of the vocabulary at a time."""
