@@ -114,8 +114,9 @@ def wer(args: argparse.Namespace, models: Path) -> None:
     from engine.timings import LayerTimings
     from engine.wer import Scorer, read_rows
 
-    options, scorer = decoding_options(args), Scorer()
+    options = decoding_options(args)
     rows = read_rows(args.manifest, args.sets.split(",") if args.sets else ())
+    scorer = Scorer()
     engine = load_engine(args, models)
     heard, scored, refused, audio_seconds, started = list[str](), [], list[str](), 0.0, time.perf_counter()
     for number, row in enumerate(rows, 1):
