@@ -2,7 +2,8 @@
 
 The reference (openai/whisper audio.py, transcribe.py) pads the whole file with a window of zeros, takes its
 log-mel and clips it at 8 below the file's maximum. Here a first pass finds that maximum and the number of
-samples; windows are then computed as they are needed, from a second pass. The frames are the same.
+samples; windows are then computed as they are needed, from a second pass. The frames are the same. What is not in memory
+as a frame is read again by nobody, so that of the sound itself no more than a few seconds are there.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class _SampleReader:
         return self._origin + len(self._held)
 
     def let_go(self, before: int) -> None:
-        """Forget the samples before position `before`, which nobody will take again."""
+        """Forget the samples before position `before`, which nobody will take again, read or not."""
+        while before > self.n_samples and (block := self._next()) is not None:
+            self._origin += len(self._held)
+            self._held = block
         passed = min(max(before - self._origin, 0), len(self._held))
         self._held, self._origin = self._held[passed:], self._origin + passed
 
@@ -75,15 +79,16 @@ class _SampleReader:
         """Hold samples up to `stop`, or to the recording's end."""
         parts = [self._held]
         end = self.n_samples
-        while end < stop and not self.ended:
-            block = next(self._blocks, None)
-            if block is None:
-                self.ended = True
-            else:
-                parts.append(block)
-                end += len(block)
+        while end < stop and (block := self._next()) is not None:
+            parts.append(block)
+            end += len(block)
         if len(parts) > 1:
             self._held = np.concatenate(parts)
+
+    def _next(self) -> Float32 | None:
+        block = None if self.ended else next(self._blocks, None)
+        self.ended = block is None
+        return block
 
 
 class LogMel:
@@ -116,7 +121,8 @@ class LogMel:
         self._peak, self.n_samples = self._scan(_SampleReader(open_blocks()))
         self.n_frames = self.n_samples // HOP_LENGTH
         self._reader = _SampleReader(open_blocks())
-        self._window = np.zeros((dims.n_frames, dims.n_mels), np.float32)
+        self._window: Float32 = np.zeros((dims.n_frames, dims.n_mels), np.float32)
+        self._held = range(0)  # frames that the window's first rows are
 
     @property
     def seconds(self) -> float:
@@ -127,19 +133,25 @@ class LogMel:
 
         Returns
         -------
-        log_mel : float32 [dims.n_frames, dims.n_mels], time first
-            Normalised as the reference does; frames past the recording's end are 0. One buffer, overwritten by
-            the next call.
+        log_mel : float32 [n, dims.n_mels], time first
+            Normalised as the reference does; dims.n_frames of them, or those up to the recording's end. In one buffer,
+            overwritten by the next call.
         """
-        content = min(self._dims.n_frames, self.n_frames - seek)
-        self._reader.let_go(seek * HOP_LENGTH - HALF_FFT)
-        self._window[content:] = 0.0
-        for tile in range(0, content, TILE_FRAMES):
-            stop = min(tile + TILE_FRAMES, content)
-            log_mel = self._frames(self._reader, seek + tile, seek + stop)
+        begin, end = seek, min(seek + self._dims.n_frames, self.n_frames)
+        if seek in self._held:  # frames of the window before that are in this one too are neither read nor made again
+            begin = self._held.stop
+            first = seek - self._held.start
+            for row in range(0, begin - seek, TILE_FRAMES):
+                rows = self._window[row : min(row + TILE_FRAMES, begin - seek)]
+                rows[:] = self._window[first + row :][: len(rows)]
+        for start in range(begin, end, TILE_FRAMES):
+            stop = min(start + TILE_FRAMES, end)
+            self._reader.let_go(start * HOP_LENGTH - HALF_FFT)
+            log_mel = self._frames(self._reader, start, stop)
             np.maximum(log_mel, self._peak - DYNAMIC_RANGE, out=log_mel)
-            np.multiply(np.add(log_mel, 4.0, out=log_mel), 0.25, out=self._window[tile:stop])
-        return self._window
+            np.multiply(np.add(log_mel, 4.0, out=log_mel), 0.25, out=self._window[start - seek : stop - seek])
+        self._held = range(seek, end)
+        return self._window[: end - seek]
 
     def _scan(self, reader: _SampleReader) -> tuple[np.float32, int]:
         peak = np.float32(np.log10(LOG_FLOOR))  # the zeros that follow the file in the reference

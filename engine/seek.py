@@ -23,7 +23,7 @@ from engine.segments import (
     split_window,
     without_empty,
 )
-from engine.speech import is_speechless
+from engine.speech import first_stretch, is_speechless
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
 from engine.words import WordTimer
@@ -96,20 +96,24 @@ class SeekLoop:
         model.decoder.reserve(options.n_sequences)
 
     def transcribe_window(self, log_mel: LogMel) -> None:
-        """Decode the window at `seek`, add its segments and move on.
+        """Decode the window at `seek`, up to its first pause, add its segments and move on; or move on to where speech begins.
 
         Raises
         ------
         AudioError, Cancelled, ModelError
             As `Engine.transcribe`.
         """
-        n_frames = min(self._model.dims.n_frames, log_mel.n_frames - self.seek)
         with self._timings.stage("mel"):
             window = log_mel.window(self.seek)
-        if is_speechless(window[:n_frames]):
-            self._pass_over(n_frames)
+        if is_speechless(window):
+            self._pass_over(len(window))
             return
-        self._model.begin_window(window, self._timings, self._check)
+        stretch = first_stretch(window)
+        if stretch.start:  # the next call begins there
+            self.seek += stretch.start
+            return
+        n_frames = stretch.stop
+        self._model.begin_window(window[:n_frames], self._timings, self._check)
         language, probability = self._heard_language()
         result = self._decode(language)
         self.n_tokens += len(result.tokens)

@@ -1,10 +1,12 @@
-"""Whether a window can hold speech at all: two cheap rules on its log-mel, so that silence costs no encoder pass.
+"""Where a window can hold speech at all: two cheap rules on its log-mel, so that silence costs no encoder pass.
 
 What changes neither in level nor in colour is no speech, however loud: hiss, hum, a fan. Music and clatter are left to the
 model's own no-speech probability. engine/DESIGN.md has what was measured.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from engine.dims import Float32
 
@@ -19,6 +21,10 @@ MIN_FRAMES = 200
 """Frames below which nothing is called steady: one vowel is."""
 SPEECH_BINS = 0.1, 0.75
 """Of the mel bins: about 300 to 4000 Hz."""
+PAUSE_BLOCKS = 50
+"""Blocks of quiet or steady sound that are a pause between two stretches of speech: 5 s."""
+MARGIN_BLOCKS = 5
+"""Blocks of a pause that a stretch of speech keeps at either end: a soft sound may be as faint as the pause."""
 
 
 def is_speechless(log_mel: Float32) -> bool:
@@ -33,8 +39,37 @@ def is_speechless(log_mel: Float32) -> bool:
         return True
     if len(power) < MIN_FRAMES:
         return False
+    inner = _levels(power)[1:-1]  # a tone that breaks off splashes over all bins
+    return bool(inner.max() - inner.min() < STEADY_DECIBELS)
+
+
+def first_stretch(log_mel: Float32) -> slice:
+    """The frames up to the first pause; where the window begins with one, those from its end to the next.
+
+    Parameters
+    ----------
+    log_mel : float32 [n, n_mels], as for `is_speechless`, which has found that it is not all pause
+
+    Returns
+    -------
+    frames : slice
+        With `MARGIN_BLOCKS` of the pauses at both ends. All n frames where there is no pause.
+    """
+    levels = _levels(log_mel * 4.0 - 4.0)
+    if len(levels) < PAUSE_BLOCKS:
+        return slice(0, len(log_mel))
+    runs = np.lib.stride_tricks.sliding_window_view(np.maximum(levels, 10.0 * QUIET), PAUSE_BLOCKS)
+    steady = runs.max(axis=1) - runs.min(axis=1) < STEADY_DECIBELS
+    is_pause = np.convolve(steady, np.ones(PAUSE_BLOCKS, np.int64)) > 0
+    begin = 0 if is_pause.all() else int(np.argmin(is_pause))
+    end = begin + int(np.argmax(is_pause[begin:])) + MARGIN_BLOCKS if is_pause[begin:].any() else len(levels)
+    stop = len(log_mel) if end >= len(levels) else end * BLOCK_FRAMES
+    return slice(max(0, begin - MARGIN_BLOCKS) * BLOCK_FRAMES, stop)
+
+
+def _levels(power: Float32) -> Float32:
+    """Decibels of every block, float32 [n // BLOCK_FRAMES]."""
     low, high = (round(share * power.shape[1]) for share in SPEECH_BINS)
     n_blocks = len(power) // BLOCK_FRAMES
-    levels = 10.0 * power[: n_blocks * BLOCK_FRAMES, low:high].reshape(n_blocks, -1).mean(axis=1)
-    inner = levels[1:-1]  # a tone that breaks off splashes over all bins
-    return bool(inner.max() - inner.min() < STEADY_DECIBELS)
+    levels: Float32 = 10.0 * power[: n_blocks * BLOCK_FRAMES, low:high].reshape(n_blocks, -1).mean(axis=1)
+    return levels

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from engine import speech
 from engine.decoding import DecodingOptions, DecodingResult, DecodingTask
 from engine.errors import InvalidOptions, UnsupportedLanguage
 from engine.seek import SeekLoop
@@ -32,7 +33,22 @@ class Sound:
         self._speech = np.random.default_rng(0).uniform(0, 1, (WINDOW_FRAMES, DIMS.n_mels)).astype(np.float32)
 
     def window(self, seek: int) -> np.ndarray:
-        return np.full_like(self._speech, -1.5) if seek // WINDOW_FRAMES in self._silent else self._speech
+        window = np.full_like(self._speech, -1.5) if seek // WINDOW_FRAMES in self._silent else self._speech
+        return window[: self.n_frames - seek]
+
+
+class Stretches(Sound):
+    """Sounds like speech in the frames of `spoken`, and is silent else."""
+
+    def __init__(self, seconds: float, *spoken: range) -> None:
+        super().__init__(seconds)
+        self._frames = np.full((self.n_frames, DIMS.n_mels), -1.5, np.float32)
+        for frames in spoken:
+            for frame in frames:
+                self._frames[frame] = frame // 10 % 2  # one block is louder than the next
+
+    def window(self, seek: int) -> np.ndarray:
+        return self._frames[seek : seek + WINDOW_FRAMES]
 
 
 class Languages:
@@ -74,13 +90,14 @@ def transcribe(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SeekLoop]:
 
         monkeypatch.setattr(DecodingTask, "run", decode)
         decoder = Languages(heard or [])
-        model = SimpleNamespace(decoder=decoder, dims=DIMS, begin_window=lambda *arguments: None)
+        lengths: list[int] = []
+        model = SimpleNamespace(decoder=decoder, dims=DIMS, begin_window=lambda window, *others: lengths.append(len(window)))
         sound = sound or Sound(len(script) * WINDOW_FRAMES / 100)
         loop = SeekLoop(model, tokenizer(multilingual), [], DecodingOptions(**options), LayerTimings(), lambda: None)
         while loop.seek < sound.n_frames:
             loop.transcribe_window(sound)
         loop.finish()
-        loop.asked, loop.n_detections = asked, decoder.n_asked
+        loop.asked, loop.n_detections, loop.lengths = asked, decoder.n_asked, lengths
         return loop
 
     return run
@@ -201,6 +218,19 @@ def test_silence_is_passed_over_unheard(transcribe: Callable[..., SeekLoop]) -> 
     assert times(loop.segments) == [(2.0, 3.0)]
     assert len(loop.asked) == 1
     assert loop._timings.silent_windows == 3
+
+
+def test_pauses_part_windows(transcribe: Callable[..., SeekLoop], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause ends a window, and what is behind it begins the next one: no speech waits for a window's last seconds."""
+    monkeypatch.setattr(speech, "PAUSE_BLOCKS", 3)  # 0.3 s, in windows of 1 s
+    monkeypatch.setattr(speech, "MARGIN_BLOCKS", 1)
+    script = [made(stamp(0), A, stamp(15)), made(stamp(5), B, stamp(15), stamp(15), C), made(stamp(0), C, stamp(10))]
+    loop = transcribe(script, Stretches(3.0, range(30), range(80, 110), range(170, 230)))
+    # 0.3 s and a tenth; from 0.7 s on 0.3 s and a tenth each side; C goes on beyond what was said of it: from 1.0 s
+    assert loop.lengths == [40, 50, 20, 80]
+    assert texts(loop.segments) == ["A", "B", "C", " end"]
+    assert times(loop.segments) == [(0.0, 0.3), (0.8, 1.0), (1.0, 1.2), (1.6, 2.4)]
+    assert loop.seek == 300
 
 
 def test_what_the_model_calls_silence_says_nothing(transcribe: Callable[..., SeekLoop]) -> None:

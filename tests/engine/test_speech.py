@@ -11,7 +11,7 @@ import soundfile
 from engine.decoding import DecodingOptions
 from engine.dims import SAMPLE_RATE, ModelDimensions
 from engine.mel import LogMel
-from engine.speech import MIN_FRAMES, is_speechless
+from engine.speech import MIN_FRAMES, first_stretch, is_speechless
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from tests.conftest import Recording
@@ -23,7 +23,7 @@ STEADY = ("silence", "hiss", "hum")
 
 def speechless(samples: np.ndarray, seek: int = 0) -> bool:
     log_mel = LogMel(lambda: iter([samples.astype(np.float32)]), WHISPER)
-    return is_speechless(log_mel.window(seek)[: min(WHISPER.n_frames, log_mel.n_frames - seek)])
+    return is_speechless(log_mel.window(seek))
 
 
 def speech(recordings: dict[str, Recording]) -> np.ndarray:
@@ -72,6 +72,47 @@ def test_silence_between_speech_is_judged_by_itself(recordings: dict[str, Record
     samples = np.concatenate([speech(recordings), np.zeros(60 * SAMPLE_RATE)])
     assert not speechless(samples, 0)
     assert speechless(samples, 3000)
+
+
+def heard(samples: np.ndarray, seek: int = 0) -> tuple[float, float]:
+    """Seconds of the first stretch of speech, within the window."""
+    log_mel = LogMel(lambda: iter([samples.astype(np.float32)]), WHISPER)
+    stretch = first_stretch(log_mel.window(seek))
+    return stretch.start / 100, stretch.stop / 100
+
+
+@pytest.mark.parametrize("floor", [0.0, 1e-3])
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 8), (8, 0), (7, 9), (3, 3)])
+def test_a_stretch_of_speech_lies_between_pauses(
+    floor: float, before: int, after: int, recordings: dict[str, Recording]
+) -> None:
+    """Pauses of 5 s and more, digital silence or hiss, are left out but for half a second; shorter ones belong to it."""
+    spoken = speech(recordings)[: 9 * SAMPLE_RATE]
+    hiss = floor * np.random.default_rng(0).standard_normal((before + after + 30) * SAMPLE_RATE)
+    n = before * SAMPLE_RATE
+    samples = np.concatenate([hiss[:n], spoken, hiss[n : n + after * SAMPLE_RATE]])
+    begin, end = heard(samples)
+    said = np.flatnonzero(np.abs(spoken) > 0.02)[[0, -1]] / SAMPLE_RATE + before
+    assert (0 < begin <= said[0] - 0.3) if before > 5 else begin == 0
+    assert begin >= said[0] - 1.0 or before < 5
+    assert (said[1] + 0.3 <= end <= said[1] + 1.0) if after > 5 else end == len(samples) // 160 / 100
+
+
+def test_of_several_stretches_the_first_is_given(recordings: dict[str, Recording]) -> None:
+    spoken, pause = speech(recordings)[: 5 * SAMPLE_RATE], np.zeros(6 * SAMPLE_RATE)
+    samples = np.concatenate([spoken, pause, spoken, pause, spoken])
+    first, second = heard(samples), heard(samples, 600)
+    assert first[0] == 0.0
+    assert first[1] == pytest.approx(5.5, abs=0.4)
+    assert second == pytest.approx((4.5, 10.5), abs=0.4)
+
+
+@pytest.mark.parametrize("decibels", [20, 5])
+def test_a_noisy_recording_is_not_cut(decibels: int, recordings: dict[str, Recording]) -> None:
+    spoken = speech(recordings)
+    noise = np.random.default_rng(0).standard_normal(len(spoken))
+    noisy = spoken + noise * np.sqrt(np.mean(spoken**2)) * 10 ** (-decibels / 20)
+    assert heard(noisy) == (0.0, min(30.0, len(noisy) // 160 / 100))
 
 
 def test_of_a_short_steady_sound_nothing_is_said_beforehand() -> None:
