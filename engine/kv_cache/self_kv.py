@@ -88,8 +88,12 @@ class SelfKVCache(ABC):
         """Put k, v [n_head, n, d_head] at tokens `at`."""
 
     @abstractmethod
-    def keys_values(self, place: int, layer: int, end: int) -> tuple[Float32, Float32]:
-        """K and V [n_head, end, d_head] of the first `end` tokens, float32: views of the cache or of its scratch."""
+    def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        """K [n_head, end, d_head] of the first `end` tokens, float32: a view of the cache, or written to `scratch`."""
+
+    @abstractmethod
+    def _values(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        """V, likewise."""
 
     @property
     @abstractmethod
@@ -115,12 +119,14 @@ class SelfKVCache(ABC):
             rows = slice(i * n_new, (i + 1) * n_new)
             self._store(place, layer, at, k_heads[:, rows], v_heads[:, rows])
 
-    def attend(self, layer: int, q: Float32) -> Float32:
+    def attend(self, layer: int, q: Float32, scratch: Float32) -> Float32:
         """Causal attention of the newest tokens, each to its own sequence; their keys and values were appended before.
 
         Parameters
         ----------
         q : [n, n_state], as for `append`
+        scratch : flat, at least n_text_ctx · n_state elements
+            Where codes are expanded: first the keys of a sequence, then its values.
 
         Returns
         -------
@@ -132,13 +138,12 @@ class SelfKVCache(ABC):
         out: Float32 = np.empty((self.n_head, len(q), self.d_head), np.float32)
         for i, place in enumerate(self._places):
             rows = slice(i * n_new, (i + 1) * n_new)
-            keys, values = self.keys_values(place, layer, end)
-            scores = np.matmul(q_heads[:, rows], keys.transpose(0, 2, 1))
+            scores = np.matmul(q_heads[:, rows], self._keys(place, layer, end, scratch).transpose(0, 2, 1))
             scores *= np.float32(self.d_head**-0.5)
             if n_new > 1:  # token i of the new ones sees the held tokens and the new ones up to itself
                 scores += np.triu(np.full((n_new, end), -np.inf, np.float32), k=self.length + 1)
             softmax(scores)
-            np.matmul(scores, values, out=out[:, rows])
+            np.matmul(scores, self._values(place, layer, end, scratch), out=out[:, rows])
         return merged_heads(out)
 
     def new_positions(self, n_rows: int) -> slice:
@@ -178,8 +183,11 @@ class SelfKVFloat32(SelfKVCache):
         self._k[place, layer, :, at] = k
         self._v[place, layer, :, at] = v
 
-    def keys_values(self, place: int, layer: int, end: int) -> tuple[Float32, Float32]:
-        return self._k[place, layer, :, :end], self._v[place, layer, :, :end]
+    def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        return self._k[place, layer, :, :end]
+
+    def _values(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        return self._v[place, layer, :, :end]
 
     @property
     def n_bytes(self) -> int:
@@ -188,10 +196,6 @@ class SelfKVFloat32(SelfKVCache):
 
 class SelfKVInt8(SelfKVCache):
     """INT8 codes with a float32 scale per token and head."""
-
-    def __init__(self, dims: ModelDimensions) -> None:
-        super().__init__(dims)
-        self._scratch: Float32 = np.zeros((2, self.n_head, self.n_ctx, self.d_head), np.float32)
 
     def _allocate(self, n_places: int) -> None:
         shape = (n_places, 2, self.n_layer, self.n_head, self.n_ctx, self.d_head)
@@ -208,10 +212,15 @@ class SelfKVInt8(SelfKVCache):
             self._scales[place, index, layer, :, at] = scale
             self._codes[place, index, layer, :, at] = np.rint(new / scale)
 
-    def keys_values(self, place: int, layer: int, end: int) -> tuple[Float32, Float32]:
-        out = self._scratch[:, :, :end]
-        np.multiply(self._codes[place, :, layer, :, :end], self._scales[place, :, layer, :, :end], out=out)
-        return out[0], out[1]
+    def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        return self._expanded(0, place, layer, end, scratch)
+
+    def _values(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        return self._expanded(1, place, layer, end, scratch)
+
+    def _expanded(self, index: int, place: int, layer: int, end: int, scratch: Float32) -> Float32:
+        out = scratch[: self.n_head * end * self.d_head].reshape(self.n_head, end, self.d_head)
+        return np.multiply(self._codes[place, index, layer, :, :end], self._scales[place, index, layer, :, :end], out=out)
 
     @property
     def n_bytes(self) -> int:

@@ -23,8 +23,8 @@ class TextDecoder:
     ----------
     store : ShardStore
     self_kv, cross_kv : the caches of one policy
-    scratch : float32, flat
-        Where weights are expanded.
+    scratch : float32, flat, at least n_state · n_text_ctx elements
+        Where weights and INT8 caches are expanded.
     """
 
     def __init__(self, store: ShardStore, self_kv: SelfKVCache, cross_kv: CrossKVCache, scratch: Float32) -> None:
@@ -153,7 +153,7 @@ class TextDecoder:
 
         norm("attn_ln")
         self._self_kv.append(layer, project(y, "attn.key", has_bias=False), project(y, "attn.value"))
-        x += project(self._self_kv.attend(layer, project(y, "attn.query")), "attn.out")
+        x += project(self._self_kv.attend(layer, project(y, "attn.query"), self._scratch), "attn.out")
         norm("cross_attn_ln")
         x += project(self._cross_kv.attend(layer, project(y, "cross_attn.query"), observe), "cross_attn.out")
         norm("mlp_ln")

@@ -11,6 +11,7 @@ from engine.kv_cache import KV_POLICIES, make_caches
 from tests.random_checkpoint import DIMS
 
 RNG = np.random.default_rng(11)
+SCRATCH = np.empty(DIMS.n_text_ctx * DIMS.n_text_state, np.float32)
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -25,10 +26,10 @@ def test_prefill_equals_one_token_at_a_time(policy: str) -> None:
     together.append(0, k[:2], v[:2])
     together.advance(2)
     together.append(0, k[2:], v[2:])
-    expected = together.attend(0, q[2:])
+    expected = together.attend(0, q[2:], SCRATCH)
     for i in range(6):
         alone.append(0, k[i : i + 1], v[i : i + 1])
-        out = alone.attend(0, q[i : i + 1])
+        out = alone.attend(0, q[i : i + 1], SCRATCH)
         alone.advance(1)
         if i >= 2:
             assert np.abs(out - expected[i - 2]).max() < 1e-5
@@ -40,7 +41,7 @@ def test_int8_self_attention_is_near_float32() -> None:
     for policy in ("f32", "int8"):
         cache = make_caches(policy, DIMS)[0]
         cache.append(1, k, v)
-        outs.append(cache.attend(1, q))
+        outs.append(cache.attend(1, q, SCRATCH))
     assert 0 < np.abs(outs[0] - outs[1]).max() < 0.03
 
 
@@ -78,7 +79,7 @@ def test_silent_keys_and_values_give_no_nan(policy: str) -> None:
     zeros = np.zeros((4, 64), np.float32)
     own.append(0, zeros, zeros)
     cross.fill(0, np.zeros((DIMS.n_audio_ctx, 64), np.float32), np.zeros((DIMS.n_audio_ctx, 64), np.float32))
-    assert not own.attend(0, normal(4, 64)).any()
+    assert not own.attend(0, normal(4, 64), SCRATCH).any()
     assert not cross.attend(0, normal(4, 64)).any()
 
 
@@ -126,7 +127,7 @@ def test_sequences_side_by_side_equal_each_alone(policy: str) -> None:
         n = len(sources)
         q, k, v = (rng.standard_normal((n, DIMS.n_text_state)).astype(np.float32) for _ in range(3))
         side.append(0, k, v)
-        found = side.attend(0, q)
+        found = side.attend(0, q, SCRATCH)
         side.advance(n)
         for i in range(n):
             own = make_caches(policy, DIMS)[0]
@@ -134,7 +135,7 @@ def test_sequences_side_by_side_equal_each_alone(policy: str) -> None:
                 own.append(0, *before)
                 own.advance(len(before[0]))
             own.append(0, k[i : i + 1], v[i : i + 1])
-            assert np.allclose(own.attend(0, q[i : i + 1]), found[i], atol=1e-5)
+            assert np.allclose(own.attend(0, q[i : i + 1], SCRATCH), found[i], atol=1e-5)
             told[i].append((k[i : i + 1], v[i : i + 1]))
 
 
