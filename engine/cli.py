@@ -17,7 +17,7 @@ from engine.cli_recordings import FORMATS, one_line, say, silence_closed_output,
 from engine.errors import EngineError, FetchFailed, InvalidOptions
 
 WEIGHTS = ("int8", "f16", "f32")
-KV = ("int8", "f32")
+KV = ("int8", "f32", "shared-int8", "shared-f32", "int8-half")
 RESIDENCY = ("resident", "stream")
 
 
@@ -123,7 +123,8 @@ def _model_options(weights: dict[str, Any]) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--model", default=environment.get("THIMBLE_MODEL", "tiny.en"), help="a name or a directory")
     options.add_argument("--weights", **weights)
-    options.add_argument("--kv", choices=KV, default=environment.get("THIMBLE_KV", "int8"))
+    kv = environment.get("THIMBLE_KV", "int8")
+    options.add_argument("--kv", choices=KV, default=kv, help="what the decoder keeps of a window, and in which form")
     residency = environment.get("THIMBLE_RESIDENCY", "resident")
     options.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or one at a time")
     options.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")

@@ -59,7 +59,7 @@ class Engine:
     directory : Path
         As `thimble convert` or `thimble fetch` writes it.
     kv : str
-        K/V policy: `int8` or `f32`.
+        K/V policy, one of `engine.kv_cache.KV_POLICIES`.
     residency : str
         `resident` keeps every shard mapped once it was needed, `stream` unmaps it when the next one comes.
 

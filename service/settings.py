@@ -27,7 +27,9 @@ class Settings(BaseModel):
     host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes a free one")] = 8000
     weights: Annotated[Literal["int8", "f16", "f32"], Field(description="How a fetched model's weights are stored")] = "int8"
-    kv: Annotated[Literal["int8", "f32"], Field(description="K/V cache policy")] = "int8"
+    kv: Annotated[Literal["int8", "f32", "shared-int8", "shared-f32", "int8-half"], Field(description="K/V cache policy")] = (
+        "int8"
+    )
     residency: Annotated[Literal["resident", "stream"], Field(description="Keep all shards mapped, or one at a time")] = (
         "resident"
     )

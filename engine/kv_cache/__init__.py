@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.dims import ModelDimensions
-from engine.kv_cache.cross_kv import CrossKVCache, CrossKVFloat32, CrossKVInt8, ScoreObserver
+from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
+from engine.kv_cache.layer_kv import CrossKVFloat32, CrossKVInt8
 from engine.kv_cache.self_kv import SelfKVCache, SelfKVFloat32, SelfKVInt8
+from engine.kv_cache.shared_kv import CrossKVSharedFloat32, CrossKVSharedInt8
 
-__all__ = ["KV_POLICIES", "CrossKVCache", "ScoreObserver", "SelfKVCache", "make_caches"]
+__all__ = ["KV_POLICIES", "CrossKVCache", "CrossProjections", "ScoreObserver", "SelfKVCache", "make_caches"]
 
-KV_POLICIES = ("f32", "int8")
+_POLICIES: dict[str, tuple[Callable[[ModelDimensions], SelfKVCache], Callable[[ModelDimensions], CrossKVCache]]] = {
+    "f32": (SelfKVFloat32, CrossKVFloat32),
+    "int8": (SelfKVInt8, CrossKVInt8),
+    "shared-f32": (SelfKVFloat32, CrossKVSharedFloat32),
+    "shared-int8": (SelfKVInt8, CrossKVSharedInt8),
+    "int8-half": (SelfKVInt8, lambda dims: CrossKVInt8(dims, every=2)),
+}
+
+KV_POLICIES = tuple(_POLICIES)
 """Names that `make_caches` takes."""
 
 
@@ -20,8 +32,7 @@ def make_caches(policy: str, dims: ModelDimensions) -> tuple[SelfKVCache, CrossK
     ValueError
         Another name.
     """
-    if policy == "f32":
-        return SelfKVFloat32(dims), CrossKVFloat32(dims)
-    if policy == "int8":
-        return SelfKVInt8(dims), CrossKVInt8(dims)
-    raise ValueError(f"K/V policy is one of {', '.join(KV_POLICIES)}")
+    if policy not in _POLICIES:
+        raise ValueError(f"K/V policy is one of {', '.join(KV_POLICIES)}")
+    make_self, make_cross = _POLICIES[policy]
+    return make_self(dims), make_cross(dims)

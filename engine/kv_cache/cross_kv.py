@@ -1,111 +1,125 @@
-"""Keys and values of one window's audio features.
+"""What the decoder's cross-attention needs of one window's audio features, and what every way of storing it has in common.
 
-INT8 scales are per head and channel: all positions come at once. A channel's scale moves out of the product: keys' scales
-multiply the query, values' scales the result, so the codes are never multiplied back one by one.
+A window's encoder positions come with log counts, which are added to their scores: 0 for a position that stands for itself,
+log 4 for one that stands for four.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from engine.dims import Float32, Int8, ModelDimensions
+from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import softmax
-from engine.kv_cache.heads import merged_heads, split_heads
-from engine.quantization import symmetric_scale
+from engine.quantization import Weight
 
 ScoreObserver = Callable[[int, int, Float32], None]
-"""Called with a layer, a head and its scores [n, n_audio_ctx]; it must leave them as they are, and not keep them."""
+"""Called with a layer, a head and its scores [n, n_positions] of the window's positions, without log counts and before their
+softmax; it must leave them as they are, and not keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossProjections:
+    """How one layer's cross-attention projects audio features: views of its weights, which must not outlive its `with` block.
+
+    Attributes
+    ----------
+    key, value : [n_state, n_state], any stored dtype
+        The key projection has no bias.
+    value_bias : float32 [n_state]
+    """
+
+    key: Weight
+    value: Weight
+    value_bias: Float32
 
 
 class CrossKVCache(ABC):
-    """Keys and values of one window's audio features, per decoder layer."""
+    """One window's audio features, or the keys and values that each decoder layer makes of them.
 
-    def __init__(self, dims: ModelDimensions) -> None:
+    All sequences (beams, or draws) of the window share it. It is allocated for `n_audio_ctx` positions, and a window may have
+    fewer. Everything that is expanded goes through the caller's `scratch`: float32, flat, at least `n_audio_ctx` · d_head and
+    d_head · n_state elements.
+
+    Parameters
+    ----------
+    every : int
+        Keep one position of so many.
+
+    Attributes
+    ----------
+    layers_to_fill : range
+        Layers whose keys and values are stored: `fill` is called for each after `begin`. Empty where audio features are.
+    """
+
+    def __init__(self, dims: ModelDimensions, every: int = 1) -> None:
         self.n_head = dims.n_text_head
         self.d_head = dims.n_text_state // dims.n_text_head
-        self._shape = (dims.n_text_layer, self.n_head, dims.n_audio_ctx, self.d_head)
+        self.layers_to_fill = range(dims.n_text_layer)
+        self._every = every
+        self._n_stored = -(-dims.n_audio_ctx // every)
+        self._n_positions = 0
+        self._log_counts: Float32 = np.zeros(0, np.float32)
+
+    def begin(self, audio_features: Float32, log_counts: Float32, scratch: Float32) -> None:
+        """Forget the window before, and take over what this one has for all layers.
+
+        Parameters
+        ----------
+        audio_features : [n_positions, n_state]
+        log_counts : [n_positions]
+            Added to the positions' scores. Where positions are left out, each of those kept stands for `every` times as many:
+            the same constant for all of them, which a softmax does not see, so nothing more is added.
+
+        Raises
+        ------
+        ValueError
+            There are no positions, or more than `n_audio_ctx`, or not as many log counts.
+        """
+        kept = log_counts[:: self._every].copy()
+        if not 0 < len(kept) <= self._n_stored or len(log_counts) != len(audio_features):
+            expected = f"at most {self._n_stored * self._every} positions with a log count each"
+            raise ValueError(f"{len(audio_features)} positions with {len(log_counts)} log counts: expected {expected}")
+        self._n_positions, self._log_counts = len(log_counts), kept
 
     @abstractmethod
-    def fill(self, layer: int, k: Float32, v: Float32) -> None:
-        """Take over k, v [n_audio_ctx, n_state] of `layer`; both are left as they are."""
+    def fill(
+        self, layer: int, audio_features: Float32, projections: CrossProjections, spare: Float32, scratch: Float32
+    ) -> None:
+        """Store the keys and values of one of `layers_to_fill`.
+
+        Parameters
+        ----------
+        audio_features : [n_positions, n_state], as given to `begin`; left as they are
+        spare : [2, at least n_positions, n_state], overwritten
+
+        Raises
+        ------
+        ValueError
+            It is none of them.
+        """
 
     @abstractmethod
-    def attend(self, layer: int, q: Float32, observe: ScoreObserver | None = None) -> Float32:
-        """Attention of q [n, n_state] to every audio position; [n, n_state].
+    def attend(
+        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
+    ) -> Float32:
+        """Attention of q [n, n_state] to the window's positions; [n, n_state].
 
-        `observe` is given every head's scores before their softmax.
+        `observe` is given every head's scores. A position that is left out has there the score of the one before it.
         """
 
     @property
     @abstractmethod
-    def n_bytes(self) -> int: ...
-
-
-class CrossKVFloat32(CrossKVCache):
-    """The plain form."""
-
-    def __init__(self, dims: ModelDimensions) -> None:
-        super().__init__(dims)
-        self._k: Float32 = np.zeros(self._shape, np.float32)
-        self._v = np.zeros_like(self._k)
-
-    def fill(self, layer: int, k: Float32, v: Float32) -> None:
-        self._k[layer], self._v[layer] = split_heads(k, self.n_head), split_heads(v, self.n_head)
-
-    def attend(self, layer: int, q: Float32, observe: ScoreObserver | None = None) -> Float32:
-        q_heads = split_heads(q, self.n_head) * np.float32(self.d_head**-0.5)
-        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
-        for head in range(self.n_head):  # a prompt's scores of all heads at once would be 8 MB
-            scores = q_heads[head] @ self._k[layer, head].T
-            if observe is not None:
-                observe(layer, head, scores)
-            softmax(scores)
-            np.matmul(scores, self._v[layer, head], out=out[head])
-        return merged_heads(out)
-
-    @property
     def n_bytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
+        """Of what is stored for `n_audio_ctx` positions, scales included."""
 
-
-class CrossKVInt8(CrossKVCache):
-    """INT8 codes with a float32 scale per head and channel."""
-
-    def __init__(self, dims: ModelDimensions) -> None:
-        super().__init__(dims)
-        n_layer, n_head, n_audio_ctx, d_head = self._shape
-        self._codes: Int8 = np.zeros((2, *self._shape), np.int8)
-        self._scales: Float32 = np.ones((2, n_layer, n_head, 1, d_head), np.float32)
-        self._head: Float32 = np.zeros((n_audio_ctx, d_head), np.float32)  # one head's codes, widened
-
-    def fill(self, layer: int, k: Float32, v: Float32) -> None:
-        for index, new in enumerate((k, v)):
-            heads = split_heads(new, self.n_head)
-            for head in range(self.n_head):
-                peak = np.maximum(heads[head].max(axis=0), -heads[head].min(axis=0))
-                scale = symmetric_scale(peak)
-                self._scales[index, layer, head, 0] = scale
-                np.divide(heads[head], scale, out=self._head)
-                self._codes[index, layer, head] = np.rint(self._head, out=self._head)
-
-    def attend(self, layer: int, q: Float32, observe: ScoreObserver | None = None) -> Float32:
-        k_scales, v_scales = self._scales[:, layer]
-        q_heads = split_heads(q, self.n_head) * k_scales * np.float32(self.d_head**-0.5)
-        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
-        for head in range(self.n_head):
-            np.copyto(self._head, self._codes[0, layer, head])
-            scores = q_heads[head] @ self._head.T
-            if observe is not None:
-                observe(layer, head, scores)
-            softmax(scores)
-            np.copyto(self._head, self._codes[1, layer, head])
-            np.matmul(scores, self._head, out=out[head])
-        out *= v_scales
-        return merged_heads(out)
-
-    @property
-    def n_bytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes
+    def _weigh(self, layer: int, head: int, scores: Float32, observe: ScoreObserver | None) -> None:
+        """Show a head's scores [n, kept positions] to `observe`, then let them become attention weights."""
+        if observe is not None:
+            whole = scores if self._every == 1 else np.repeat(scores, self._every, axis=1)[:, : self._n_positions]
+            observe(layer, head, whole)
+        scores += self._log_counts
+        softmax(scores)

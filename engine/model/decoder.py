@@ -9,7 +9,7 @@ import numpy as np
 from engine.dims import Float32
 from engine.errors import NonFiniteLogits
 from engine.kernels import reference as kernels
-from engine.kv_cache import CrossKVCache, ScoreObserver, SelfKVCache
+from engine.kv_cache import CrossKVCache, CrossProjections, ScoreObserver, SelfKVCache
 from engine.model.encoder import vector
 from engine.quantization import Weight
 from engine.shards.store import ShardStore
@@ -23,7 +23,7 @@ class TextDecoder:
     ----------
     store : ShardStore
     self_kv, cross_kv : the caches of one policy
-    scratch : float32, flat, at least n_state · n_text_ctx elements
+    scratch : float32, flat, at least n_state · n_text_ctx and d_head · n_audio_ctx elements
         Where weights and INT8 caches are expanded.
     """
 
@@ -34,27 +34,30 @@ class TextDecoder:
         self._cross_kv = cross_kv
         self._scratch = scratch
 
-    def begin_window(self, audio_features: Float32, spare: Float32, timings: LayerTimings, check: Callable[[], None]) -> None:
-        """Compute the cross K/V of every layer and forget all tokens.
+    def begin_window(
+        self,
+        audio_features: Float32,
+        log_counts: Float32,
+        spare: Float32,
+        timings: LayerTimings,
+        check: Callable[[], None],
+    ) -> None:
+        """Take over a window, with the cross K/V of every layer where the policy stores these, and forget all tokens.
 
         Parameters
         ----------
-        audio_features : float32 [n_audio_ctx, n_audio_state]
+        audio_features : float32 [n_positions, n_audio_state], at most n_audio_ctx positions
+        log_counts : float32 [n_positions]
+            Added to the positions' scores: 0 for a position that stands for itself, log 4 for one that stands for four.
         spare : float32 [2, n_audio_ctx, n_audio_state], overwritten
         check : called before every layer; what it raises ends the work
         """
         self.restart()
-        k, v = spare
-        for layer in range(self._dims.n_text_layer):
+        self._cross_kv.begin(audio_features, log_counts, self._scratch)
+        for layer in self._cross_kv.layers_to_fill:
             check()
             with self._store.layer("decoder", str(layer), timings) as weights:
-                self._project_cross(audio_features, weights, k, v)
-            self._cross_kv.fill(layer, k, v)
-
-    def _project_cross(self, audio_features: Float32, weights: dict[str, Weight], k: Float32, v: Float32) -> None:
-        kernels.linear(audio_features, weights["cross_attn.key.weight"], None, k, self._scratch)
-        value_bias = vector(weights, "cross_attn.value.bias")
-        kernels.linear(audio_features, weights["cross_attn.value.weight"], value_bias, v, self._scratch)
+                self._cross_kv.fill(layer, audio_features, _cross_projections(weights), spare, self._scratch)
 
     def reserve(self, n_sequences: int) -> None:
         """Make room for the self K/V of this many sequences, which share the window's cross K/V; all tokens are forgotten."""
@@ -155,7 +158,9 @@ class TextDecoder:
         self._self_kv.append(layer, project(y, "attn.key", has_bias=False), project(y, "attn.value"))
         x += project(self._self_kv.attend(layer, project(y, "attn.query"), self._scratch), "attn.out")
         norm("cross_attn_ln")
-        x += project(self._cross_kv.attend(layer, project(y, "cross_attn.query"), observe), "cross_attn.out")
+        q = project(y, "cross_attn.query")
+        heard = self._cross_kv.attend(layer, q, _cross_projections(weights), self._scratch, observe)
+        x += project(heard, "cross_attn.out")
         norm("mlp_ln")
         hidden = project(y, "mlp.0")
         kernels.gelu(hidden)
@@ -168,3 +173,8 @@ class TextDecoder:
         if not np.isfinite(logits).all():
             raise NonFiniteLogits("the decoder's logits are not finite: the weights or the arithmetic are broken")
         return logits
+
+
+def _cross_projections(weights: dict[str, Weight]) -> CrossProjections:
+    key, value = weights["cross_attn.key.weight"], weights["cross_attn.value.weight"]
+    return CrossProjections(key, value, vector(weights, "cross_attn.value.bias"))

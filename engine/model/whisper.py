@@ -30,12 +30,15 @@ class Whisper:
     """
 
     def __init__(self, store: ShardStore, kv: str) -> None:
-        n_state = store.dims.n_audio_state
-        # Expanded whole: the second convolution, and the position encodings. Everything else comes in tiles.
-        whole = (CONV_WIDTH * n_state * max(n_state, store.dims.n_mels), n_state * store.dims.n_text_ctx)
+        dims = store.dims
+        n_state = dims.n_audio_state
+        # Expanded whole: the second convolution; position encodings, or the keys of a sequence's own tokens; a head's keys of a
+        # window. Everything else comes in tiles.
+        cross_head = dims.n_audio_ctx * n_state // dims.n_text_head
+        whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), n_state * dims.n_text_ctx, cross_head)
         scratch: Float32 = np.zeros(max(whole), np.float32)
-        self_kv, cross_kv = make_caches(kv, store.dims)
-        self.dims: ModelDimensions = store.dims
+        self_kv, cross_kv = make_caches(kv, dims)
+        self.dims: ModelDimensions = dims
         self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
         self.encoder = AudioEncoder(store, scratch)
         self.decoder = TextDecoder(store, self_kv, cross_kv, scratch)
@@ -51,4 +54,5 @@ class Whisper:
         """
         with timings.stage("encode"):
             audio_features = self.encoder.encode(log_mel, timings, check)
-            self.decoder.begin_window(audio_features, self.encoder.spare, timings, check)
+            log_counts = np.zeros(len(audio_features), np.float32)  # every position stands for itself
+            self.decoder.begin_window(audio_features, log_counts, self.encoder.spare, timings, check)

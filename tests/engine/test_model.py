@@ -11,6 +11,7 @@ import pytest
 from engine.checkpoints import open_checkpoint
 from engine.convert import convert
 from engine.errors import NonFiniteLogits
+from engine.kv_cache import KV_POLICIES
 from engine.model import Whisper
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
@@ -121,7 +122,7 @@ def test_equals_the_plain_forward_pass(
 
 
 @pytest.mark.parametrize("weights", ["f32", "int8"])
-@pytest.mark.parametrize("kv", ["f32", "int8"])
+@pytest.mark.parametrize("kv", KV_POLICIES)
 def test_streamed_equals_resident_to_the_bit(weights: str, kv: str, models: dict[str, Path], log_mel: np.ndarray) -> None:
     resident = run(Whisper(ShardStore(models[weights], "resident"), kv), log_mel)
     streamed = run(Whisper(ShardStore(models[weights], "stream"), kv), log_mel)
@@ -140,6 +141,43 @@ def test_int8_is_near_float32(models: dict[str, Path], log_mel: np.ndarray, plai
     spread = plain[1].std()
     assert 0 < np.abs(features - plain[0]).max() < 0.1
     assert 0 < np.abs(logits - plain[1]).max() < 0.25 * spread
+
+
+@pytest.mark.parametrize("weights", ["f32", "f16", "int8"])
+@pytest.mark.parametrize("prefill", [1, 6])
+def test_shared_f32_is_f32_but_for_rounding(weights: str, prefill: int, models: dict[str, Path], log_mel: np.ndarray) -> None:
+    by_layer, shared = (run(Whisper(ShardStore(models[weights]), kv), log_mel, prefill)[1] for kv in ("f32", "shared-f32"))
+    assert np.abs(shared - by_layer).max() < 1e-4
+    assert np.array_equal(shared.argmax(1), by_layer.argmax(1))
+
+
+@pytest.mark.parametrize("kv", KV_POLICIES)
+def test_sequences_of_a_window_equal_each_alone(kv: str, models: dict[str, Path], log_mel: np.ndarray) -> None:
+    """Beams: three that fork from one, go their own ways, and change places."""
+    model, timings = Whisper(ShardStore(models["int8"]), kv), LayerTimings()
+    decoder = model.decoder
+    decoder.reserve(3)
+    model.begin_window(log_mel, timings, lambda: None)
+    decoder.step(TOKENS[:2], [1], timings)
+    decoder.reorder([0, 0, 0])
+    decoder.step([3, 4, 5], [], timings)
+    decoder.reorder([2, 0, 1])
+    found = decoder.step([30, 40, 50], range(3), timings)
+    for row, tokens in zip(found, ([5, 30], [3, 40], [4, 50]), strict=True):
+        decoder.restart()
+        decoder.step(TOKENS[:2], [1], timings)
+        decoder.step(tokens[:1], [0], timings)
+        alone = decoder.step(tokens[1:], [0], timings)[0]
+        assert np.abs(row - alone).max() < 1e-3
+
+
+@pytest.mark.parametrize("kv", KV_POLICIES)
+def test_a_window_begins_without_the_decoder_where_its_features_are_shared(
+    kv: str, models: dict[str, Path], log_mel: np.ndarray
+) -> None:
+    model, timings = Whisper(ShardStore(models["int8"]), kv), LayerTimings()
+    model.begin_window(log_mel, timings, lambda: None)
+    assert ("decoder", "0") not in timings.compute if kv.startswith("shared") else ("decoder", "2") in timings.compute
 
 
 def test_a14_a_window_leaves_nothing_behind(models: dict[str, Path], log_mel: np.ndarray) -> None:

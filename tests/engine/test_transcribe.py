@@ -10,6 +10,7 @@ import soundfile
 
 from engine.decoding import DecodingOptions
 from engine.errors import AudioTooLong, BadSamples, Cancelled, EmptyAudio, UnsupportedLanguage
+from engine.kv_cache import KV_POLICIES
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from tests.conftest import Recording
@@ -25,8 +26,9 @@ def hear(engine: Engine, path: Path, language: str | None = None, **arguments: o
     return engine.transcribe(path, LayerTimings(), DecodingOptions(language), **arguments).text
 
 
-@pytest.mark.parametrize("kv", ["int8", "f32"])
-@pytest.mark.parametrize("residency", ["resident", "stream"])
+@pytest.mark.parametrize(
+    ("kv", "residency"), [*((kv, "resident") for kv in KV_POLICIES), ("int8", "stream"), ("f32", "stream")]
+)
 def test_demo_is_right_word_for_word(kv: str, residency: str, tiny_en: Path, recordings: dict[str, Recording]) -> None:
     engine = Engine(tiny_en, kv, residency)
     demo = recordings["demo"]
@@ -35,6 +37,19 @@ def test_demo_is_right_word_for_word(kv: str, residency: str, tiny_en: Path, rec
     assert transcript.language == "en"
     assert transcript.seconds == pytest.approx(demo.seconds, abs=0.01)
     engine.close()
+
+
+@pytest.mark.parametrize("name", ["digits", "demo", pytest.param("long", marks=pytest.mark.slow)])
+def test_shared_f32_hears_the_tokens_of_f32(name: str, tiny_en: Path, recordings: dict[str, Recording]) -> None:
+    by_layer, shared = (Engine(tiny_en, kv).transcribe(recordings[name].path, LayerTimings()) for kv in ("f32", "shared-f32"))
+    assert [segment.tokens for segment in shared.segments] == [segment.tokens for segment in by_layer.segments]
+
+
+@pytest.mark.parametrize("kv", KV_POLICIES)
+def test_beams_hear_the_digits_under_every_policy(kv: str, tiny_en: Path, recordings: dict[str, Recording]) -> None:
+    options = DecodingOptions("en", beam_size=3)
+    heard = Engine(tiny_en, kv).transcribe(recordings["digits"].path, LayerTimings(), options).text
+    assert words(heard) == [str(number) for number in range(1, 11)]
 
 
 def test_a_recording_longer_than_a_window_is_whole(engine: Engine, recordings: dict[str, Recording]) -> None:

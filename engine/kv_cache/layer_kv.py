@@ -1,0 +1,107 @@
+"""Cross K/V by layer: each decoder layer's keys and values are projected once a window and stored.
+
+INT8 scales are per head and channel: all positions come at once. A channel's scale moves out of the product: keys' scales
+multiply the query, values' scales the result, so the codes are never multiplied back one by one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+
+from engine.dims import Float32, Int8, ModelDimensions
+from engine.kernels.reference import linear
+from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
+from engine.kv_cache.heads import merged_heads, split_heads
+from engine.quantization import symmetric_scale
+
+
+class _CrossKVByLayer(CrossKVCache):
+    """Projects; how keys and values are stored is a subclass's."""
+
+    def __init__(self, dims: ModelDimensions, every: int = 1) -> None:
+        super().__init__(dims, every)
+        self._shape = (dims.n_text_layer, self.n_head, self._n_stored, self.d_head)
+
+    def fill(
+        self, layer: int, audio_features: Float32, projections: CrossProjections, spare: Float32, scratch: Float32
+    ) -> None:
+        kept = audio_features[:: self._every]
+        k, v = spare[0, : len(kept)], spare[1, : len(kept)]
+        linear(kept, projections.key, None, k, scratch)
+        linear(kept, projections.value, projections.value_bias, v, scratch)
+        self._store(layer, split_heads(k, self.n_head), split_heads(v, self.n_head), scratch)
+
+    @abstractmethod
+    def _store(self, layer: int, k: Float32, v: Float32, scratch: Float32) -> None:
+        """Take over k, v [n_head, kept positions, d_head]."""
+
+
+class CrossKVFloat32(_CrossKVByLayer):
+    """The plain form."""
+
+    def __init__(self, dims: ModelDimensions) -> None:
+        super().__init__(dims)
+        self._k: Float32 = np.zeros(self._shape, np.float32)
+        self._v = np.zeros_like(self._k)
+
+    def _store(self, layer: int, k: Float32, v: Float32, scratch: Float32) -> None:
+        self._k[layer, :, : k.shape[1]], self._v[layer, :, : v.shape[1]] = k, v
+
+    def attend(
+        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
+    ) -> Float32:
+        n = len(self._log_counts)
+        q_heads = split_heads(q, self.n_head) * np.float32(self.d_head**-0.5)
+        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
+        for head in range(self.n_head):  # a prompt's scores of all heads at once would be 8 MB
+            scores = q_heads[head] @ self._k[layer, head, :n].T
+            self._weigh(layer, head, scores, observe)
+            np.matmul(scores, self._v[layer, head, :n], out=out[head])
+        return merged_heads(out)
+
+    @property
+    def n_bytes(self) -> int:
+        return self._k.nbytes + self._v.nbytes
+
+
+class CrossKVInt8(_CrossKVByLayer):
+    """INT8 codes with a float32 scale per head and channel; one head's codes are widened at a time."""
+
+    def __init__(self, dims: ModelDimensions, every: int = 1) -> None:
+        super().__init__(dims, every)
+        self._codes: Int8 = np.zeros((2, *self._shape), np.int8)
+        self._scales: Float32 = np.ones((2, dims.n_text_layer, self.n_head, 1, self.d_head), np.float32)
+
+    def _store(self, layer: int, k: Float32, v: Float32, scratch: Float32) -> None:
+        for index, heads in enumerate((k, v)):
+            n = heads.shape[1]
+            divided = scratch[: n * self.d_head].reshape(n, self.d_head)
+            for head in range(self.n_head):
+                peak = np.maximum(heads[head].max(axis=0), -heads[head].min(axis=0))
+                scale = symmetric_scale(peak)
+                self._scales[index, layer, head, 0] = scale
+                np.divide(heads[head], scale, out=divided)
+                self._codes[index, layer, head, :n] = np.rint(divided, out=divided)
+
+    def attend(
+        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
+    ) -> Float32:
+        n = len(self._log_counts)
+        k_scales, v_scales = self._scales[:, layer]
+        q_heads = split_heads(q, self.n_head) * k_scales * np.float32(self.d_head**-0.5)
+        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
+        widened = scratch[: n * self.d_head].reshape(n, self.d_head)
+        for head in range(self.n_head):
+            np.copyto(widened, self._codes[0, layer, head, :n])
+            scores = q_heads[head] @ widened.T
+            self._weigh(layer, head, scores, observe)
+            np.copyto(widened, self._codes[1, layer, head, :n])
+            np.matmul(scores, widened, out=out[head])
+        out *= v_scales
+        return merged_heads(out)
+
+    @property
+    def n_bytes(self) -> int:
+        return self._codes.nbytes + self._scales.nbytes
