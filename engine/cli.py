@@ -19,6 +19,7 @@ from engine.errors import EngineError, FetchFailed, InvalidOptions
 WEIGHTS = ("int8", "f16", "f32")
 KV = ("int8", "f32", "shared-int8", "shared-f32", "int8-half")
 RESIDENCY = ("resident", "stream")
+TAIL = ("merged", "whole")
 
 
 def data_directory() -> Path:
@@ -127,6 +128,8 @@ def _model_options(weights: dict[str, Any]) -> argparse.ArgumentParser:
     options.add_argument("--kv", choices=KV, default=kv, help="what the decoder keeps of a window, and in which form")
     residency = environment.get("THIMBLE_RESIDENCY", "resident")
     options.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or one at a time")
+    tail = environment.get("THIMBLE_TAIL", "merged")
+    options.add_argument("--tail", choices=TAIL, default=tail, help="merge the silence behind short sound, or compute it whole")
     options.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")
     return options
 
@@ -135,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = _parser()
     args = parser.parse_args(arguments)
-    for name, choices in (("weights", WEIGHTS), ("kv", KV), ("residency", RESIDENCY)):
+    for name, choices in (("weights", WEIGHTS), ("kv", KV), ("residency", RESIDENCY), ("tail", TAIL)):
         if getattr(args, name, choices[0]) not in choices:  # argparse does not check what comes from the environment
             parser.error(f"THIMBLE_{name.upper()} is one of {', '.join(choices)}")
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):

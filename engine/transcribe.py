@@ -63,16 +63,20 @@ class Engine:
     residency : str
         `resident` keeps every shard mapped once it was needed, `stream` unmaps it when the next one comes.
 
+    tail : str
+        `merged` computes little of the silence that fills a window of less than 30 s of sound; `whole` all of it, as
+        openai/whisper does.
+
     Raises
     ------
     ModelError
         The directory does not hold the whole, unaltered model.
     """
 
-    def __init__(self, directory: Path, kv: str = "int8", residency: str = "resident") -> None:
+    def __init__(self, directory: Path, kv: str = "int8", residency: str = "resident", tail: str = "merged") -> None:
         self._store = ShardStore(directory, residency)
         self._tokenizer = Tokenizer(self._store.vocabulary(), self._store.token_order)
-        self._model = Whisper(self._store, kv)
+        self._model = Whisper(self._store, kv, tail)
         self.model_bytes = self._store.manifest.n_bytes
         self.weights = self._store.manifest.weights
         self.kv_bytes = {"self": self._model.self_kv_bytes, "cross": self._model.cross_kv_bytes}

@@ -25,6 +25,7 @@ class Load:
     weights: str
     kv: str
     residency: str
+    tail: str
 
 
 @dataclass(frozen=True, slots=True)

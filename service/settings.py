@@ -33,6 +33,9 @@ class Settings(BaseModel):
     residency: Annotated[Literal["resident", "stream"], Field(description="Keep all shards mapped, or one at a time")] = (
         "resident"
     )
+    tail: Annotated[Literal["merged", "whole"], Field(description="Silence that fills a window: merged, or computed whole")] = (
+        "merged"
+    )
     threads: Annotated[int, Field(ge=1, le=64, description="Threads of the worker's matrix products")] = 1
     worker_max_jobs: Annotated[int, Field(ge=1, le=1_000_000, description="Jobs after which the worker is replaced")] = 100
     queue_capacity: Annotated[int, Field(ge=1, le=1000, description="Jobs that may wait; more are refused with 429")] = 8

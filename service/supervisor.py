@@ -172,7 +172,9 @@ class Supervisor:
 
     async def _load(self, worker: WorkerProcess) -> None:
         settings = self._settings
-        worker.send(Load(settings.model, str(settings.models_dir), settings.weights, settings.kv, settings.residency))
+        worker.send(
+            Load(settings.model, str(settings.models_dir), settings.weights, settings.kv, settings.residency, settings.tail)
+        )
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 answer = await worker.receive()

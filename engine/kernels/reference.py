@@ -122,24 +122,29 @@ def log_sum_exp(scores: Float32) -> np.float32:
     return peak if peak == -np.inf else np.float32(peak + np.log(np.exp(scores - peak).sum()))
 
 
-def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32) -> None:
+def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32, log_counts: Float32) -> None:
     """Multi-head attention of every position to every other, a head and a tile of rows at a time; q becomes the result.
 
     Parameters
     ----------
     q : [n, n_state], overwritten: row i holds what position i attended to
     k, v : [n, n_state]
-    scores : [tile rows, n], scratch; the scores of all heads never exist together
+    scores : flat, at least n elements, scratch: a tile of rows of scores, so that those of all heads never exist together
+    log_counts : [n]
+        Logarithm of how many keys each key stands for, added to its scores: 0 for itself alone.
     """
     n, n_state = q.shape
     d_head = n_state // n_head
+    n_rows, is_counted = scores.size // n, log_counts.any()
     q *= np.float32(d_head**-0.5)
     for head in range(n_head):
         columns = slice(head * d_head, (head + 1) * d_head)
         k_head, v_head = k[:, columns], v[:, columns]
-        for start in range(0, n, len(scores)):
-            rows = slice(start, min(start + len(scores), n))
-            tile = scores[: rows.stop - rows.start]
+        for start in range(0, n, n_rows):
+            rows = slice(start, min(start + n_rows, n))
+            tile = scores[: (rows.stop - rows.start) * n].reshape(-1, n)
             np.matmul(q[rows, columns], k_head.T, out=tile)
+            if is_counted:
+                tile += log_counts
             softmax(tile)
             q[rows, columns] = tile @ v_head

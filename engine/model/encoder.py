@@ -7,10 +7,11 @@ from typing import cast
 
 import numpy as np
 
-from engine.dims import Float32
+from engine.dims import FRAMES_PER_POSITION, Float32
 from engine.kernels import reference as kernels
 from engine.quantization import Weight
 from engine.shards.store import ShardStore
+from engine.tail import Positions
 from engine.timings import LayerTimings
 
 SCORE_ROWS = 256
@@ -36,44 +37,51 @@ class AudioEncoder:
         shape = (dims.n_audio_ctx, dims.n_audio_state)
         self._x: Float32 = np.zeros(shape, np.float32)
         self._buffers: Float32 = np.zeros((4, *shape), np.float32)
-        self._scores: Float32 = np.zeros((min(SCORE_ROWS, dims.n_audio_ctx), dims.n_audio_ctx), np.float32)
+        self._scores: Float32 = np.zeros(min(SCORE_ROWS, dims.n_audio_ctx) * dims.n_audio_ctx, np.float32)
 
     @property
     def spare(self) -> Float32:
         """Two buffers, float32 [2, n_audio_ctx, n_audio_state], free for any use between two calls of `encode`."""
         return self._buffers[:2]
 
-    def encode(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> Float32:
+    def encode(self, log_mel: Float32, positions: Positions, timings: LayerTimings, check: Callable[[], None]) -> Float32:
         """Audio features of one window.
 
         Parameters
         ----------
-        log_mel : float32 [n_frames, n_mels], time first
+        log_mel : float32 [n, n_mels], time first
+            The window's first n frames; those up to its end are zero.
+        positions : Positions
+            Which to compute. Behind the whole ones is padding alone.
         check : callable
             Called before every layer; what it raises ends the work.
 
         Returns
         -------
-        audio_features : float32 [n_audio_ctx, n_audio_state]
+        audio_features : float32 [len(positions), n_audio_state]
             A buffer of the encoder, overwritten by the next call.
         """
+        x, buffers = self._x[: len(positions)], self._buffers[:, : len(positions)]
         with self._store.layer("encoder", "stem", timings) as weights:
-            self._stem(log_mel, weights)
+            self._stem(log_mel, positions, weights)
         for layer in range(self._dims.n_audio_layer):
             check()
             with self._store.layer("encoder", str(layer), timings) as weights:
-                self._block(weights)
+                self._block(x, buffers, positions.log_counts, weights)
         with self._store.layer("encoder", "ln_post", timings) as weights:
-            self._norm(weights, "ln_post", self._x)
-        return self._x
+            _norm(weights, "ln_post", x, x)
+        return x
 
-    def _stem(self, log_mel: Float32, weights: dict[str, Weight]) -> None:
+    def _stem(self, log_mel: Float32, positions: Positions, weights: dict[str, Weight]) -> None:
         """Two convolutions, GELU after each, then the position encodings."""
-        n_frames, n_state = self._dims.n_frames, self._dims.n_audio_state
-        hidden = self._buffers[:2].reshape(n_frames, n_state)
+        n_state, n_whole, n = self._dims.n_audio_state, positions.n_whole, len(positions)
+        hidden = self._buffers[:2].reshape(-1, n_state)[: n_whole * FRAMES_PER_POSITION]
         self._convolve(log_mel, weights["conv1.weight"], weights["conv1.bias"], 1, hidden)
-        self._convolve(hidden, weights["conv2.weight"], weights["conv2.bias"], 2, self._x)
-        self._x += weights["positional_embedding"].expand(self._buffers[2].reshape(-1))
+        self._convolve(hidden, weights["conv2.weight"], weights["conv2.bias"], FRAMES_PER_POSITION, self._x[:n_whole])
+        self._x[n_whole:n] = self._x[n_whole - 1]  # padding, all of it alike
+        encodings = weights["positional_embedding"].expand(self._buffers[2].reshape(-1))
+        self._x[:n_whole] += encodings[:n_whole]
+        self._x[n_whole:n] += encodings[positions.index[n_whole:]]
 
     def _convolve(self, x: Float32, weight: Weight, bias: Weight, stride: int, out: Float32) -> None:
         """out [n // stride, n_state] = GELU of the width-3 convolution of x [n, channels], padded by one."""
@@ -97,18 +105,18 @@ class AudioEncoder:
             tile += cast(Float32, bias.data)
             kernels.gelu(tile)
 
-    def _block(self, weights: dict[str, Weight]) -> None:
+    def _block(self, x: Float32, buffers: Float32, log_counts: Float32, weights: dict[str, Weight]) -> None:
         """One residual block: self-attention, then the two-layer network, its hidden width a part at a time."""
-        x, scratch = self._x, self._scratch
-        y, q, k, v = self._buffers
-        self._norm(weights, "attn_ln", y)
+        scratch = self._scratch
+        y, q, k, v = buffers
+        _norm(weights, "attn_ln", x, y)
         kernels.linear(y, weights["attn.query.weight"], vector(weights, "attn.query.bias"), q, scratch)
         kernels.linear(y, weights["attn.key.weight"], None, k, scratch)
         kernels.linear(y, weights["attn.value.weight"], vector(weights, "attn.value.bias"), v, scratch)
-        kernels.attention(q, k, v, self._dims.n_audio_head, self._scores)
+        kernels.attention(q, k, v, self._dims.n_audio_head, self._scores, log_counts)
         kernels.linear(q, weights["attn.out.weight"], vector(weights, "attn.out.bias"), y, scratch)
         x += y
-        self._norm(weights, "mlp_ln", y)
+        _norm(weights, "mlp_ln", x, y)
         up, down = weights["mlp.0.weight"], weights["mlp.2.weight"]
         up_bias = vector(weights, "mlp.0.bias")
         n_state = self._dims.n_audio_state
@@ -120,8 +128,9 @@ class AudioEncoder:
             x += v
         x += vector(weights, "mlp.2.bias")
 
-    def _norm(self, weights: dict[str, Weight], name: str, out: Float32) -> None:
-        kernels.layer_norm(self._x, vector(weights, f"{name}.weight"), vector(weights, f"{name}.bias"), out)
+
+def _norm(weights: dict[str, Weight], name: str, x: Float32, out: Float32) -> None:
+    kernels.layer_norm(x, vector(weights, f"{name}.weight"), vector(weights, f"{name}.bias"), out)
 
 
 def vector(weights: dict[str, Weight], name: str) -> Float32:

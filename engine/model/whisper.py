@@ -11,6 +11,7 @@ from engine.kv_cache import make_caches
 from engine.model.decoder import TextDecoder
 from engine.model.encoder import AudioEncoder
 from engine.shards.store import ShardStore
+from engine.tail import TAILS
 from engine.timings import LayerTimings
 
 
@@ -22,6 +23,8 @@ class Whisper:
     store : ShardStore
     kv : str
         K/V policy, one of `engine.kv_cache.KV_POLICIES`.
+    tail : str
+        What becomes of the padding behind a short window's sound, one of `engine.tail.TAILS`.
 
     Attributes
     ----------
@@ -29,7 +32,7 @@ class Whisper:
         What the caches hold.
     """
 
-    def __init__(self, store: ShardStore, kv: str) -> None:
+    def __init__(self, store: ShardStore, kv: str, tail: str = "merged") -> None:
         dims = store.dims
         n_state = dims.n_audio_state
         # Expanded whole: the second convolution; position encodings, or the keys of a sequence's own tokens; a head's keys of a
@@ -39,6 +42,7 @@ class Whisper:
         scratch: Float32 = np.zeros(max(whole), np.float32)
         self_kv, cross_kv = make_caches(kv, dims)
         self.dims: ModelDimensions = dims
+        self._positions = TAILS[tail]
         self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
         self.encoder = AudioEncoder(store, scratch)
         self.decoder = TextDecoder(store, self_kv, cross_kv, scratch)
@@ -48,11 +52,12 @@ class Whisper:
 
         Parameters
         ----------
-        log_mel : float32 [n_frames, n_mels], time first
+        log_mel : float32 [n, n_mels], time first
+            The window's first n frames, at most dims.n_frames; those up to its end are zero.
         check : callable
             Called before every layer; what it raises ends the work.
         """
         with timings.stage("encode"):
-            audio_features = self.encoder.encode(log_mel, timings, check)
-            log_counts = np.zeros(len(audio_features), np.float32)  # every position stands for itself
-            self.decoder.begin_window(audio_features, log_counts, self.encoder.spare, timings, check)
+            positions = self._positions(len(log_mel), self.dims.n_audio_ctx)
+            audio_features = self.encoder.encode(log_mel, positions, timings, check)
+            self.decoder.begin_window(audio_features, positions.log_counts, self.encoder.spare, timings, check)

@@ -1,6 +1,6 @@
 """Language detection and error rates by language, ours beside openai/whisper's recorded answers for the same recordings.
 
-    python -m tests.benchmarks.languages --model DIR [--kv f32] [--temperatures 0] RECORDED.jsonl SPEECH_DIR
+    python -m tests.benchmarks.languages --model DIR [--kv f32] [--tail whole] [--temperatures 0] RECORDED.jsonl SPEECH_DIR
 
 RECORDED has path, text and language a line; SPEECH_DIR its recordings and manifest.jsonl. The language is never given. Errors
 are words, or characters in Chinese, Japanese and Korean, over recordings with a transcript that no recogniser wrote.
@@ -27,13 +27,14 @@ def main() -> None:
     parser.add_argument("speech", type=Path)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--kv", default="int8")
+    parser.add_argument("--tail", default="merged")
     parser.add_argument("--temperatures", default=",".join(map(str, TEMPERATURES)))
     args = parser.parse_args()
     options = DecodingOptions(temperatures=tuple(map(float, args.temperatures.split(","))))
     manifest = args.speech / "manifest.jsonl"
     languages = {row["path"]: row["language"] for row in map(json.loads, manifest.read_text(encoding="utf-8").splitlines())}
     transcripts = {row.path: row for row in read_rows(manifest)}
-    engine, scorer = Engine(args.model, args.kv), Scorer()
+    engine, scorer = Engine(args.model, args.kv, tail=args.tail), Scorer()
     right, known, theirs_right, replaced = Counter[str](), Counter[str](), Counter[str](), 0
     ours, theirs = dict[str, Score](), dict[str, Score]()
     for recorded in map(json.loads, args.recorded.read_text(encoding="utf-8").splitlines()):

@@ -99,7 +99,7 @@ def main() -> None:
     rows = [row for row in read_recorded(args.recorded)[: args.first] if row["path"].startswith(args.set)]
     language = None if args.language == "detect" else args.language
     options = DecodingOptions(language, temperatures=(0.0,), beam_size=args.beam_size)
-    engine = Engine(args.model, args.kv)
+    engine = Engine(args.model, args.kv, tail="whole")
     for name, part in by_rate(rows, args.speech).items():
         parity = compare(engine, part, args.speech, options)
         print(*parity.differences, f"{name}: {parity}", sep="\n", flush=True)

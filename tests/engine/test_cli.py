@@ -15,6 +15,7 @@ from engine import cli
 from engine.kv_cache import KV_POLICIES
 from engine.shards.manifest import WEIGHTS
 from engine.shards.store import RESIDENCIES
+from engine.tail import TAILS
 from service.settings import Settings
 from tests.conftest import Recording
 from tests.words import words
@@ -143,6 +144,7 @@ def test_choices_are_the_engines_and_the_services() -> None:
     """The command line and the settings name them without importing NumPy; what they name must be what is there."""
     assert set(cli.WEIGHTS) == set(WEIGHTS) == set(get_args(Settings.model_fields["weights"].annotation))
     assert set(cli.KV) == set(KV_POLICIES) == set(get_args(Settings.model_fields["kv"].annotation))
+    assert set(cli.TAIL) == set(TAILS) == set(get_args(Settings.model_fields["tail"].annotation))
     assert set(cli.RESIDENCY) == set(RESIDENCIES) == set(get_args(Settings.model_fields["residency"].annotation))
 
 

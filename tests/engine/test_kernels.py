@@ -75,8 +75,18 @@ def test_attention_by_tiles_equals_all_at_once(tile: int) -> None:
         scores = q[:, columns].astype(np.float64) @ k[:, columns].T / math.sqrt(32)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         expected[:, columns] = weights / weights.sum(axis=1, keepdims=True) @ v[:, columns]
-    kernels.attention(q, k, v, 2, np.empty((tile, 50), np.float32))
+    kernels.attention(q, k, v, 2, np.empty(tile * 50, np.float32), np.zeros(50, np.float32))
     assert np.abs(q - expected).max() < 1e-5
+
+
+def test_a_key_that_counts_for_four_is_as_good_as_four() -> None:
+    counts = np.array([1, 1, 4, 1, 3, 1])
+    q, k, v = normal(sum(counts), 64), normal(6, 64), normal(6, 64)
+    repeated, out = q.copy(), np.zeros_like(q)
+    kernels.attention(repeated, k.repeat(counts, 0), v.repeat(counts, 0), 2, out.reshape(-1), np.zeros(11, np.float32))
+    first = q[:6].copy()
+    kernels.attention(first, k, v, 2, np.empty(12, np.float32), np.log(counts.astype(np.float32)))
+    assert np.abs(first - repeated[:6]).max() < 1e-6
 
 
 def test_log_sum_exp_does_not_overflow_and_of_nothing_is_nothing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,14 @@ from engine.errors import NonFiniteLogits
 from engine.kv_cache import KV_POLICIES
 from engine.model import Whisper
 from engine.shards.store import ShardStore
+from engine.tail import Positions, merged, whole
 from engine.timings import LayerTimings
 from tests.random_checkpoint import DIMS, Tensors, random_tensors, write_ctranslate2
 
 TOKENS = [265, 3, 77, 200, 256, 31]
+
+
+WHOLE = whole(0, DIMS.n_audio_ctx)
 
 
 class PlainWhisper:
@@ -34,13 +39,13 @@ class PlainWhisper:
         scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
         return scaled * self.w[f"{name}.weight"] + self.w[f"{name}.bias"]
 
-    def attention(self, x: np.ndarray, xa: np.ndarray, name: str, mask: bool) -> np.ndarray:
+    def attention(self, x: np.ndarray, xa: np.ndarray, name: str, mask: bool, log_counts: Any = 0.0) -> np.ndarray:
         q, k, v = self.linear(x, f"{name}.query"), self.linear(xa, f"{name}.key"), self.linear(xa, f"{name}.value")
         out = np.empty_like(q)
         width = q.shape[1] // DIMS.n_text_head
         for head in range(DIMS.n_text_head):
             c = slice(head * width, (head + 1) * width)
-            scores = q[:, c] @ k[:, c].T / math.sqrt(width)
+            scores = q[:, c] @ k[:, c].T / math.sqrt(width) + log_counts
             if mask:
                 scores += np.triu(np.full(scores.shape, -np.inf), 1)
             weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -56,22 +61,24 @@ class PlainWhisper:
         rows = range(0, len(x), stride)
         return gelu(np.stack([np.einsum("tc,oct->o", padded[i : i + 3], kernel) for i in rows]) + self.w[f"{name}.bias"])
 
-    def encode(self, log_mel: np.ndarray) -> np.ndarray:
+    def encode(self, log_mel: np.ndarray, positions: Positions = WHOLE) -> np.ndarray:
         x = self.conv(self.conv(log_mel, "encoder.conv1", 1), "encoder.conv2", 2) + self.w["encoder.positional_embedding"]
+        x = x[positions.index]
         for layer in range(DIMS.n_audio_layer):
             name = f"encoder.blocks.{layer}"
             y = self.norm(x, f"{name}.attn_ln")
-            x = x + self.attention(y, y, f"{name}.attn", mask=False)
+            x = x + self.attention(y, y, f"{name}.attn", False, positions.log_counts)
             x = x + self.mlp(self.norm(x, f"{name}.mlp_ln"), name)
         return self.norm(x, "encoder.ln_post")
 
-    def logits(self, tokens: list[int], audio_features: np.ndarray) -> np.ndarray:
+    def logits(self, tokens: list[int], audio_features: np.ndarray, positions: Positions = WHOLE) -> np.ndarray:
         x = self.w["decoder.token_embedding.weight"][tokens] + self.w["decoder.positional_embedding"][: len(tokens)]
         for layer in range(DIMS.n_text_layer):
             name = f"decoder.blocks.{layer}"
             y = self.norm(x, f"{name}.attn_ln")
             x = x + self.attention(y, y, f"{name}.attn", mask=True)
-            x = x + self.attention(self.norm(x, f"{name}.cross_attn_ln"), audio_features, f"{name}.cross_attn", mask=False)
+            y = self.norm(x, f"{name}.cross_attn_ln")
+            x = x + self.attention(y, audio_features, f"{name}.cross_attn", False, positions.log_counts)
             x = x + self.mlp(self.norm(x, f"{name}.mlp_ln"), name)
         return self.norm(x, "decoder.ln") @ self.w["decoder.token_embedding.weight"].T
 
@@ -103,7 +110,8 @@ def models(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
 def run(model: Whisper, log_mel: np.ndarray, prefill: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Audio features, and the logits of every token: the first `prefill` at once, then one by one."""
     timings = LayerTimings()
-    features = model.encoder.encode(log_mel, timings, lambda: None).copy()
+    positions = merged(len(log_mel), DIMS.n_audio_ctx)
+    features = model.encoder.encode(log_mel, positions, timings, lambda: None).copy()
     model.begin_window(log_mel, timings, lambda: None)
     logits = [*model.decoder.step(TOKENS[:prefill], range(prefill), timings)]
     logits += [model.decoder.step([token], [0], timings)[0] for token in TOKENS[prefill:]]
@@ -119,6 +127,31 @@ def test_equals_the_plain_forward_pass(
     assert np.abs(features - plain[0]).max() < 2e-5
     assert np.abs(logits - plain[1]).max() < 2e-4
     assert np.array_equal(logits.argmax(1), plain[1].argmax(1))
+
+
+@pytest.mark.parametrize("n_frames", [1, 16, 17, 30])
+def test_a_merged_tail_equals_the_plain_pass_over_the_kept_positions(
+    n_frames: int, models: dict[str, Path], log_mel: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stem hears the padding as it is; of its positions, few are left, which count for the others as keys."""
+    monkeypatch.setattr("engine.tail.EDGE_POSITIONS", 4)
+    monkeypatch.setattr("engine.tail.SCHEDULE", ((8, 2), (DIMS.n_audio_ctx, 5)))
+    positions = merged(n_frames, DIMS.n_audio_ctx)
+    assert len(positions) < DIMS.n_audio_ctx
+    padded = np.where(np.arange(DIMS.n_frames)[:, None] < n_frames, log_mel, 0.0)
+    twin = PlainWhisper(random_tensors())
+    audio_features = twin.encode(padded, positions)
+    features, logits = run(Whisper(ShardStore(models["f32"]), "f32"), log_mel[:n_frames], prefill=3)
+    assert np.abs(features - audio_features).max() < 2e-5
+    assert np.abs(logits - twin.logits(TOKENS, audio_features, positions)).max() < 2e-4
+
+
+def test_an_untouched_tail_equals_the_window_padded(models: dict[str, Path], log_mel: np.ndarray) -> None:
+    model = Whisper(ShardStore(models["f32"]), "f32", "whole")
+    padded = log_mel.copy()
+    padded[30:] = 0.0
+    expected = model.encoder.encode(padded, WHOLE, LayerTimings(), lambda: None).copy()
+    assert np.array_equal(model.encoder.encode(log_mel[:30], WHOLE, LayerTimings(), lambda: None), expected)
 
 
 @pytest.mark.parametrize("weights", ["f32", "int8"])
@@ -217,5 +250,5 @@ def test_logits_that_are_no_number_end_the_work(tmp_path: Path, log_mel: np.ndar
 
 def test_buffers_are_allocated_once(models: dict[str, Path], log_mel: np.ndarray) -> None:
     model = Whisper(ShardStore(models["int8"]), "int8")
-    first = model.encoder.encode(log_mel, LayerTimings(), lambda: None)
-    assert first is model.encoder.encode(log_mel, LayerTimings(), lambda: None)
+    first = model.encoder.encode(log_mel, WHOLE, LayerTimings(), lambda: None)
+    assert np.shares_memory(first, model.encoder.encode(log_mel, WHOLE, LayerTimings(), lambda: None))

@@ -20,6 +20,7 @@ from engine.convert import convert
 from engine.dims import ModelDimensions
 from engine.model import Whisper
 from engine.shards.store import ShardStore
+from engine.tail import whole
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
 
@@ -190,7 +191,7 @@ def test_audio_features_and_logits_are_the_library_s(saved: Saved, tmp_path: Pat
     timings, n_prompt = LayerTimings(), DIMS.n_text_ctx // 2
     with closing(ShardStore(tmp_path / "model")) as store:
         model = Whisper(store, "f32")
-        audio_features = model.encoder.encode(log_mel, timings, lambda: None).copy()
+        audio_features = model.encoder.encode(log_mel, whole(0, DIMS.n_audio_ctx), timings, lambda: None).copy()
         model.begin_window(log_mel, timings, lambda: None)
         logits = [model.decoder.step(tokens[:n_prompt], range(n_prompt), timings)]
         logits += [model.decoder.step([token], [0], timings) for token in tokens[n_prompt:]]

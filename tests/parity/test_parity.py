@@ -43,7 +43,7 @@ def _need_shared() -> None:
 @pytest.fixture(scope="module")
 def exact(tiny_en_f16: Path) -> Engine:
     """float16 storage holds OpenAI's weights exactly; the arithmetic is float32, and so are the K/V caches."""
-    return Engine(tiny_en_f16, "f32")
+    return Engine(tiny_en_f16, "f32", tail="whole")
 
 
 @pytest.fixture(scope="module")

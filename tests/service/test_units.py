@@ -165,7 +165,7 @@ def test_a32_a_full_disk_has_its_own_answer(number: int, expected: int) -> None:
 
 
 MESSAGES: list[Message] = [
-    Load("tiny.en", "/m", "int8", "int8", "stream"),
+    Load("tiny.en", "/m", "int8", "int8", "stream", "merged"),
     Transcribe("a", "/p", {"temperatures": [0.0, 0.5]}, "srt", False, 9.5, 60.0),
     Cancel("a"),
     Ready(1, "int8", "reference", {"self": 2}),
