@@ -10,12 +10,18 @@ import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector a processor loads."""
+
+
+ENCODE, FILL, DECODE = "encode", "fill", "decode"
+"""The phases of a window: audio features are made; the decoder takes them over; tokens are decoded, from the beginning again
+where a temperature did not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,6 @@ class Arena:
             for room in rooms
         }
 
-    def __getitem__(self, name: str) -> npt.NDArray[np.generic]:
-        """The array of that name. Its values are of no meaning at the beginning of its first phase."""
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """The array of that name. Its values mean nothing before they are written in its first phase."""
         return self._arrays[name]

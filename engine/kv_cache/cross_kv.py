@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
+from engine.arena import DECODE, FILL, Arena, Room
 from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import softmax
 from engine.quantization import Weight
@@ -113,8 +116,22 @@ class CrossKVCache(ABC):
 
     @property
     @abstractmethod
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        """Its arrays: shapes and dtypes."""
+
+    def rooms(self) -> list[Room]:
+        """What it needs of an arena."""
+        phases = frozenset({FILL, DECODE})
+        return [Room(f"cross_{name}", shape, dtype, phases) for name, (shape, dtype) in self._form.items()]
+
+    def bind(self, arena: Arena) -> None:
+        """Live in `arena` from now on, which has its `rooms`."""
+        self._arrays = {name: arena[f"cross_{name}"] for name in self._form}
+
+    @property
     def n_bytes(self) -> int:
         """Of what is stored for `n_audio_ctx` positions, scales included."""
+        return sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._form.values())
 
     def _weigh(self, layer: int, head: int, scores: Float32, observe: ScoreObserver | None) -> None:
         """Show a head's scores [n, kept positions] to `observe`, then let them become attention weights."""

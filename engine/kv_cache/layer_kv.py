@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.dims import Float32, Int8, ModelDimensions
+from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import linear
 from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
 from engine.kv_cache.heads import merged_heads, split_heads
@@ -41,67 +42,62 @@ class _CrossKVByLayer(CrossKVCache):
 class CrossKVFloat32(_CrossKVByLayer):
     """The plain form."""
 
-    def __init__(self, dims: ModelDimensions) -> None:
-        super().__init__(dims)
-        self._k: Float32 = np.zeros(self._shape, np.float32)
-        self._v = np.zeros_like(self._k)
+    @property
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        return {"kv": ((2, *self._shape), np.float32)}
 
     def _store(self, layer: int, k: Float32, v: Float32, scratch: Float32) -> None:
-        self._k[layer, :, : k.shape[1]], self._v[layer, :, : v.shape[1]] = k, v
+        stored, n = self._arrays["kv"][:, layer], k.shape[1]
+        stored[0, :, :n], stored[1, :, :n] = k, v
 
     def attend(
         self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
     ) -> Float32:
         n = len(self._log_counts)
+        keys, values = self._arrays["kv"][:, layer]
         q_heads = split_heads(q, self.n_head) * np.float32(self.d_head**-0.5)
         out = np.empty((self.n_head, len(q), self.d_head), np.float32)
         for head in range(self.n_head):  # a prompt's scores of all heads at once would be 8 MB
-            scores = q_heads[head] @ self._k[layer, head, :n].T
+            scores = q_heads[head] @ keys[head, :n].T
             self._weigh(layer, head, scores, observe)
-            np.matmul(scores, self._v[layer, head, :n], out=out[head])
+            np.matmul(scores, values[head, :n], out=out[head])
         return merged_heads(out)
-
-    @property
-    def n_bytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
 
 
 class CrossKVInt8(_CrossKVByLayer):
     """INT8 codes with a float32 scale per head and channel; one head's codes are widened at a time."""
 
-    def __init__(self, dims: ModelDimensions, every: int = 1) -> None:
-        super().__init__(dims, every)
-        self._codes: Int8 = np.zeros((2, *self._shape), np.int8)
-        self._scales: Float32 = np.ones((2, dims.n_text_layer, self.n_head, 1, self.d_head), np.float32)
+    @property
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        n_layer, n_head, _, d_head = self._shape
+        return {"codes": ((2, *self._shape), np.int8), "scales": ((2, n_layer, n_head, 1, d_head), np.float32)}
 
     def _store(self, layer: int, k: Float32, v: Float32, scratch: Float32) -> None:
+        codes, scales = self._arrays["codes"], self._arrays["scales"]
         for index, heads in enumerate((k, v)):
             n = heads.shape[1]
             divided = scratch[: n * self.d_head].reshape(n, self.d_head)
             for head in range(self.n_head):
                 peak = np.maximum(heads[head].max(axis=0), -heads[head].min(axis=0))
                 scale = symmetric_scale(peak)
-                self._scales[index, layer, head, 0] = scale
+                scales[index, layer, head, 0] = scale
                 np.divide(heads[head], scale, out=divided)
-                self._codes[index, layer, head, :n] = np.rint(divided, out=divided)
+                codes[index, layer, head, :n] = np.rint(divided, out=divided)
 
     def attend(
         self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
     ) -> Float32:
         n = len(self._log_counts)
-        k_scales, v_scales = self._scales[:, layer]
+        codes = self._arrays["codes"][:, layer]
+        k_scales, v_scales = self._arrays["scales"][:, layer]
         q_heads = split_heads(q, self.n_head) * k_scales * np.float32(self.d_head**-0.5)
         out = np.empty((self.n_head, len(q), self.d_head), np.float32)
         widened = scratch[: n * self.d_head].reshape(n, self.d_head)
         for head in range(self.n_head):
-            np.copyto(widened, self._codes[0, layer, head, :n])
+            np.copyto(widened, codes[0, head, :n])
             scores = q_heads[head] @ widened.T
             self._weigh(layer, head, scores, observe)
-            np.copyto(widened, self._codes[1, layer, head, :n])
+            np.copyto(widened, codes[1, head, :n])
             np.matmul(scores, widened, out=out[head])
         out *= v_scales
         return merged_heads(out)
-
-    @property
-    def n_bytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes

@@ -9,8 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.dims import Float32, Int8, ModelDimensions
+from engine.arena import DECODE, Arena, Room
+from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import softmax
 from engine.kv_cache.heads import merged_heads, split_heads
 from engine.quantization import symmetric_scale
@@ -35,14 +37,27 @@ class SelfKVCache(ABC):
         self.n_ctx = dims.n_text_ctx
         self.d_head = dims.n_text_state // dims.n_text_head
         self._places = [0]  # of the live sequences
-        self._n_places = 0
+        self._n_places = 1
+
+    def rooms(self, n_sequences: int = 1) -> list[Room]:
+        """What it needs of an arena for so many sequences."""
+        return [
+            Room(f"self_{name}", (n_sequences, *shape), dtype, frozenset({DECODE}))
+            for name, (shape, dtype) in self._form.items()
+        ]
+
+    def bind(self, arena: Arena) -> None:
+        """Live in `arena` from now on, which has its `rooms`."""
+        self._arena = {name: arena[f"self_{name}"] for name in self._form}
         self.reserve(1)
 
     def reserve(self, n_sequences: int) -> None:
-        """Make room for this many sequences, or give back what more took; every token is forgotten."""
-        if n_sequences != self._n_places:
-            self._n_places = n_sequences
-            self._allocate(n_sequences)
+        """Make room for this many sequences; every token is forgotten. What does not fit the arena has memory of its own."""
+        self._n_places = n_sequences
+        arrays = self._arena
+        if any(len(array) < n_sequences for array in arrays.values()):
+            arrays = {name: np.empty((n_sequences, *shape), dtype) for name, (shape, dtype) in self._form.items()}
+        self._arrays = arrays
         self.reset()
 
     def reset(self) -> None:
@@ -76,12 +91,20 @@ class SelfKVCache(ABC):
             taken.add(place)
             self._places.append(place)
 
+    @property
     @abstractmethod
-    def _allocate(self, n_places: int) -> None: ...
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        """Its arrays for one sequence: shapes, of which the last but one is the tokens', and dtypes."""
 
-    @abstractmethod
     def _copy(self, source: int, target: int) -> None:
         """Copy the held tokens of one place to another."""
+        for array in self._arrays.values():
+            array[target, ..., : self.length, :] = array[source, ..., : self.length, :]
+
+    @property
+    def n_bytes(self) -> int:
+        """Of the sequences that are reserved, scales included."""
+        return sum(array[: self._n_places].nbytes for array in self._arrays.values())
 
     @abstractmethod
     def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
@@ -94,10 +117,6 @@ class SelfKVCache(ABC):
     @abstractmethod
     def _values(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
         """V, likewise."""
-
-    @property
-    @abstractmethod
-    def n_bytes(self) -> int: ...
 
     def append(self, layer: int, k: Float32, v: Float32) -> None:
         """Put k, v of new tokens after those held. A later `append` before `advance` overwrites them.
@@ -170,47 +189,37 @@ class SelfKVCache(ABC):
 class SelfKVFloat32(SelfKVCache):
     """The plain form."""
 
-    def _allocate(self, n_places: int) -> None:
-        shape = (n_places, self.n_layer, self.n_head, self.n_ctx, self.d_head)
-        self._k: Float32 = np.zeros(shape, np.float32)
-        self._v: Float32 = np.zeros(shape, np.float32)
-
-    def _copy(self, source: int, target: int) -> None:
-        for array in (self._k, self._v):
-            array[target, :, :, : self.length] = array[source, :, :, : self.length]
+    @property
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        return {"kv": ((2, self.n_layer, self.n_head, self.n_ctx, self.d_head), np.float32)}
 
     def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
-        self._k[place, layer, :, at] = k
-        self._v[place, layer, :, at] = v
+        stored = self._arrays["kv"][place]
+        stored[0, layer, :, at], stored[1, layer, :, at] = k, v
 
     def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
-        return self._k[place, layer, :, :end]
+        keys: Float32 = self._arrays["kv"][place, 0, layer, :, :end]
+        return keys
 
     def _values(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
-        return self._v[place, layer, :, :end]
-
-    @property
-    def n_bytes(self) -> int:
-        return self._k.nbytes + self._v.nbytes
+        values: Float32 = self._arrays["kv"][place, 1, layer, :, :end]
+        return values
 
 
 class SelfKVInt8(SelfKVCache):
     """INT8 codes with a float32 scale per token and head."""
 
-    def _allocate(self, n_places: int) -> None:
-        shape = (n_places, 2, self.n_layer, self.n_head, self.n_ctx, self.d_head)
-        self._codes: Int8 = np.zeros(shape, np.int8)
-        self._scales: Float32 = np.ones((*shape[:-1], 1), np.float32)
-
-    def _copy(self, source: int, target: int) -> None:
-        for array in (self._codes, self._scales):
-            array[target, :, :, :, : self.length] = array[source, :, :, :, : self.length]
+    @property
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        shape = (2, self.n_layer, self.n_head, self.n_ctx)
+        return {"codes": ((*shape, self.d_head), np.int8), "scales": ((*shape, 1), np.float32)}
 
     def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
+        codes, scales = (self._arrays[name][place] for name in ("codes", "scales"))
         for index, new in enumerate((k, v)):
             scale = symmetric_scale(np.abs(new).max(axis=2, keepdims=True))
-            self._scales[place, index, layer, :, at] = scale
-            self._codes[place, index, layer, :, at] = np.rint(new / scale)
+            scales[index, layer, :, at] = scale
+            codes[index, layer, :, at] = np.rint(new / scale)
 
     def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
         return self._expanded(0, place, layer, end, scratch)
@@ -220,8 +229,6 @@ class SelfKVInt8(SelfKVCache):
 
     def _expanded(self, index: int, place: int, layer: int, end: int, scratch: Float32) -> Float32:
         out = scratch[: self.n_head * end * self.d_head].reshape(self.n_head, end, self.d_head)
-        return np.multiply(self._codes[place, index, layer, :, :end], self._scales[place, index, layer, :, :end], out=out)
-
-    @property
-    def n_bytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes
+        codes, scales = (self._arrays[name][place, index, layer, :, :end] for name in ("codes", "scales"))
+        expanded: Float32 = np.multiply(codes, scales, out=out)
+        return expanded

@@ -11,8 +11,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
-from engine.dims import Float32, Int8, ModelDimensions
+from engine.dims import Float32, ModelDimensions
 from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
 from engine.kv_cache.heads import merged_heads, split_heads
 from engine.quantization import Weight, symmetric_scale
@@ -28,6 +29,7 @@ class _CrossKVShared(CrossKVCache):
     def __init__(self, dims: ModelDimensions) -> None:
         super().__init__(dims)
         self.layers_to_fill = range(0)
+        self._shape = (dims.n_audio_ctx, dims.n_audio_state)
 
     def fill(
         self, layer: int, audio_features: Float32, projections: CrossProjections, spare: Float32, scratch: Float32
@@ -71,68 +73,59 @@ class _CrossKVShared(CrossKVCache):
 class CrossKVSharedFloat32(_CrossKVShared):
     """X as it is: exact but for the order of additions."""
 
-    def __init__(self, dims: ModelDimensions) -> None:
-        super().__init__(dims)
-        self._x: Float32 = np.zeros((dims.n_audio_ctx, dims.n_audio_state), np.float32)
+    @property
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        return {"x": (self._shape, np.float32)}
 
     def begin(self, audio_features: Float32, log_counts: Float32, scratch: Float32) -> None:
         super().begin(audio_features, log_counts, scratch)
-        self._x[: len(audio_features)] = audio_features
+        self._arrays["x"][: len(audio_features)] = audio_features
 
     def _scores(self, absorbed: Float32, scratch: Float32) -> Float32:
-        scores: Float32 = absorbed @ self._x[: self._n_positions].T
+        scores: Float32 = absorbed @ self._arrays["x"][: self._n_positions].T
         return scores
 
     def _mixed(self, weights: Float32, scratch: Float32) -> Float32:
-        mixed: Float32 = weights @ self._x[: self._n_positions]
+        mixed: Float32 = weights @ self._arrays["x"][: self._n_positions]
         return mixed
-
-    @property
-    def n_bytes(self) -> int:
-        return self._x.nbytes
 
 
 class CrossKVSharedInt8(_CrossKVShared):
     """X as INT8 codes with a float32 scale per position, which moves out of the products; widened by tiles of positions."""
 
-    def __init__(self, dims: ModelDimensions) -> None:
-        super().__init__(dims)
-        self._codes: Int8 = np.zeros((dims.n_audio_ctx, dims.n_audio_state), np.int8)
-        self._scales: Float32 = np.ones(dims.n_audio_ctx, np.float32)
+    @property
+    def _form(self) -> dict[str, tuple[tuple[int, ...], npt.DTypeLike]]:
+        return {"codes": (self._shape, np.int8), "scales": (self._shape[:1], np.float32)}
 
     def begin(self, audio_features: Float32, log_counts: Float32, scratch: Float32) -> None:
         super().begin(audio_features, log_counts, scratch)
         for tile, divided in self._tiles(scratch):
             x = audio_features[tile]
             scale = symmetric_scale(np.maximum(x.max(axis=1), -x.min(axis=1)))
-            self._scales[tile] = scale
+            self._arrays["scales"][tile] = scale
             np.divide(x, scale[:, None], out=divided)
-            self._codes[tile] = np.rint(divided, out=divided)
+            self._arrays["codes"][tile] = np.rint(divided, out=divided)
 
     def _scores(self, absorbed: Float32, scratch: Float32) -> Float32:
         scores: Float32 = np.empty((len(absorbed), self._n_positions), np.float32)
         for tile, widened in self._tiles(scratch):
-            np.copyto(widened, self._codes[tile])
+            np.copyto(widened, self._arrays["codes"][tile])
             np.matmul(absorbed, widened.T, out=scores[:, tile])
-        scores *= self._scales[: self._n_positions]
+        scores *= self._arrays["scales"][: self._n_positions]
         return scores
 
     def _mixed(self, weights: Float32, scratch: Float32) -> Float32:
-        weights *= self._scales[: self._n_positions]
-        mixed: Float32 = np.zeros((len(weights), self._codes.shape[1]), np.float32)
+        weights *= self._arrays["scales"][: self._n_positions]
+        mixed: Float32 = np.zeros((len(weights), self._shape[1]), np.float32)
         for tile, widened in self._tiles(scratch):
-            np.copyto(widened, self._codes[tile])
+            np.copyto(widened, self._arrays["codes"][tile])
             mixed += weights[:, tile] @ widened
         return mixed
 
     def _tiles(self, scratch: Float32) -> Iterator[tuple[slice, Float32]]:
         """The window's positions a tile at a time, with room for as many rows of X, [rows, n_state]."""
-        n_state = self._codes.shape[1]
+        n_state = self._shape[1]
         n_rows = scratch.size // n_state
         for start in range(0, self._n_positions, n_rows):
             tile = slice(start, min(start + n_rows, self._n_positions))
             yield tile, scratch[: (tile.stop - tile.start) * n_state].reshape(-1, n_state)
-
-    @property
-    def n_bytes(self) -> int:
-        return self._codes.nbytes + self._scales.nbytes

@@ -7,7 +7,8 @@ from typing import cast
 
 import numpy as np
 
-from engine.dims import FRAMES_PER_POSITION, Float32
+from engine.arena import ENCODE, FILL, Arena, Room
+from engine.dims import CONV_WIDTH, FRAMES_PER_POSITION, Float32, ModelDimensions
 from engine.kernels import reference as kernels
 from engine.quantization import Weight
 from engine.shards.store import ShardStore
@@ -26,23 +27,32 @@ class AudioEncoder:
     Parameters
     ----------
     store : ShardStore
-    scratch : float32, flat, at least n_state² and 3 · n_state · n_state elements
-        Where weights are expanded.
+    arena : Arena
+        With its `rooms`, and `scratch`: float32, flat, where weights are expanded; n_mels or n_state columns of 3 · n_state
+        at least.
     """
 
-    def __init__(self, store: ShardStore, scratch: Float32) -> None:
+    def __init__(self, store: ShardStore, arena: Arena) -> None:
         self._store = store
-        self._dims = dims = store.dims
-        self._scratch = scratch
-        shape = (dims.n_audio_ctx, dims.n_audio_state)
-        self._x: Float32 = np.zeros(shape, np.float32)
-        self._buffers: Float32 = np.zeros((4, *shape), np.float32)
-        self._scores: Float32 = np.zeros(min(SCORE_ROWS, dims.n_audio_ctx) * dims.n_audio_ctx, np.float32)
+        self._dims = store.dims
+        self._scratch: Float32 = arena["scratch"]
+        self._x: Float32 = arena["audio_features"]
+        self._buffers: Float32 = arena["encoder"]
+        self._scores: Float32 = arena["encoder_scores"]
+        self._patches: Float32 = arena["encoder_patches"]
 
-    @property
-    def spare(self) -> Float32:
-        """Two buffers, float32 [2, n_audio_ctx, n_audio_state], free for any use between two calls of `encode`."""
-        return self._buffers[:2]
+    @staticmethod
+    def rooms(dims: ModelDimensions) -> list[Room]:
+        """What it needs of an arena, beside `scratch`."""
+        shape, encode = (dims.n_audio_ctx, dims.n_audio_state), frozenset({ENCODE})
+        n_scores = min(SCORE_ROWS, dims.n_audio_ctx) * dims.n_audio_ctx
+        n_patches = CONV_ROWS * CONV_WIDTH * max(dims.n_mels, dims.n_audio_state)
+        return [
+            Room("audio_features", shape, np.float32, frozenset({ENCODE, FILL})),
+            Room("encoder", (4, *shape), np.float32, encode),
+            Room("encoder_scores", (n_scores,), np.float32, encode),
+            Room("encoder_patches", (n_patches,), np.float32, encode),
+        ]
 
     def encode(self, log_mel: Float32, positions: Positions, timings: LayerTimings, check: Callable[[], None]) -> Float32:
         """Audio features of one window.
@@ -89,7 +99,7 @@ class AudioEncoder:
         # [n_state, channels, 3] → [n_state, 3 · channels], so that three rows of x, end to end, are one row of input
         kernel = self._scratch[: weight.data.size].reshape(n_state, width * channels)
         np.copyto(kernel.reshape(n_state, width, channels), weight.data.transpose(0, 2, 1))
-        patches = np.zeros((CONV_ROWS, width * channels), np.float32)
+        patches = self._patches[: CONV_ROWS * width * channels].reshape(CONV_ROWS, width * channels)
         for start in range(0, len(out), CONV_ROWS):
             rows = min(CONV_ROWS, len(out) - start)
             for tap in range(width):

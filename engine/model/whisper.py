@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.arena import DECODE, ENCODE, FILL, Arena, Room
 from engine.dims import CONV_WIDTH, Float32, ModelDimensions
 from engine.kv_cache import make_caches
 from engine.model.decoder import TextDecoder
@@ -13,6 +14,9 @@ from engine.model.encoder import AudioEncoder
 from engine.shards.store import ShardStore
 from engine.tail import TAILS
 from engine.timings import LayerTimings
+
+N_SEQUENCES = 5
+"""Sequences that the arena has room for: openai/whisper's number of draws and of beams."""
 
 
 class Whisper:
@@ -29,7 +33,9 @@ class Whisper:
     Attributes
     ----------
     self_kv_bytes, cross_kv_bytes : int
-        What the caches hold.
+        What the caches hold, for one sequence.
+    arena_bytes : int
+        What a window takes, the caches included.
     """
 
     def __init__(self, store: ShardStore, kv: str, tail: str = "merged") -> None:
@@ -39,13 +45,24 @@ class Whisper:
         # window. Everything else comes in tiles.
         cross_head = dims.n_audio_ctx * n_state // dims.n_text_head
         whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), n_state * dims.n_text_ctx, cross_head)
-        scratch: Float32 = np.zeros(max(whole), np.float32)
         self_kv, cross_kv = make_caches(kv, dims)
+        rooms = [
+            Room("scratch", (max(whole),), np.float32, frozenset({ENCODE, FILL, DECODE})),
+            Room("spare", (2, dims.n_audio_ctx, n_state), np.float32, frozenset({FILL})),
+            *AudioEncoder.rooms(dims),
+            *self_kv.rooms(N_SEQUENCES),
+            *cross_kv.rooms(),
+        ]
+        arena = Arena(rooms)
+        self_kv.bind(arena)
+        cross_kv.bind(arena)
+        self._spare: Float32 = arena["spare"]
+        self.arena_bytes = arena.n_bytes
         self.dims: ModelDimensions = dims
         self._positions = TAILS[tail]
         self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
-        self.encoder = AudioEncoder(store, scratch)
-        self.decoder = TextDecoder(store, self_kv, cross_kv, scratch)
+        self.encoder = AudioEncoder(store, arena)
+        self.decoder = TextDecoder(store, self_kv, cross_kv, arena["scratch"])
 
     def begin_window(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> None:
         """Encode a window and get the decoder ready for it.
@@ -60,4 +77,4 @@ class Whisper:
         with timings.stage("encode"):
             positions = self._positions(len(log_mel), self.dims.n_audio_ctx)
             audio_features = self.encoder.encode(log_mel, positions, timings, check)
-            self.decoder.begin_window(audio_features, positions.log_counts, self.encoder.spare, timings, check)
+            self.decoder.begin_window(audio_features, positions.log_counts, self._spare, timings, check)

@@ -18,13 +18,15 @@ from statistics import median
 
 from engine.decoding import DecodingOptions
 from engine.dims import Float32
-from engine.kv_cache import KV_POLICIES, CrossKVCache, SelfKVCache, make_caches
+from engine.kv_cache import KV_POLICIES, CrossKVCache, SelfKVCache
 from engine.model.decoder import TextDecoder
 from engine.model.encoder import AudioEncoder
 from engine.progress import show_progress
+from engine.tail import Positions
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from engine.wer import Score, Scorer, read_rows
+from tests.caches import make_caches
 
 MIXED = {"f32, self int8": ("int8", "f32"), "int8, self f32": ("f32", "int8")}
 """Policies of the self and the cross K/V."""
@@ -37,14 +39,10 @@ class RememberingEncoder:
         self._encoder = encoder
         self._known = dict[bytes, Float32]()
 
-    @property
-    def spare(self) -> Float32:
-        return self._encoder.spare
-
-    def encode(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> Float32:
+    def encode(self, log_mel: Float32, positions: Positions, timings: LayerTimings, check: Callable[[], None]) -> Float32:
         window = log_mel.tobytes()
         if window not in self._known:
-            self._known[window] = self._encoder.encode(log_mel, timings, check).copy()
+            self._known[window] = self._encoder.encode(log_mel, positions, timings, check).copy()
         return self._known[window]
 
     def forget(self) -> None:
@@ -80,7 +78,7 @@ def engines(directory: Path) -> tuple[dict[str, Engine], dict[str, TimedDecoder]
         for_self, for_cross = MIXED.get(name, (name, name))
         made[name] = engine = Engine(directory, for_cross)
         dims = engine._model.dims
-        decoders[name] = TimedDecoder(engine, make_caches(for_self, dims)[0], make_caches(for_cross, dims)[1])
+        decoders[name] = TimedDecoder(engine, make_caches(for_self, dims, 5)[0], make_caches(for_cross, dims)[1])
         engine._model.decoder = decoders[name]
     encoder = RememberingEncoder(made["f32"]._model.encoder)
     for engine in made.values():

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from engine.kv_cache import KV_POLICIES, CrossKVCache, CrossProjections, make_caches
+from engine.kv_cache import KV_POLICIES, CrossKVCache, CrossProjections
 from engine.quantization import Weight, quantize_blocks
+from tests.caches import make_caches
 from tests.random_checkpoint import DIMS
 
 DIMS_4 = replace(DIMS, n_text_head=4, n_text_state=128, n_audio_head=4, n_audio_state=128)
