@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -75,7 +76,9 @@ class Arena:
 
     def __init__(self, rooms: Sequence[Room]) -> None:
         begins, self.n_bytes = place(rooms)
-        block = mmap.mmap(-1, max(self.n_bytes, 1))
+        block = mmap.mmap(-1, max(self.n_bytes, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        with suppress(OSError):  # a kernel without huge pages; else each would take 2 MB for its first byte
+            block.madvise(mmap.MADV_NOHUGEPAGE)
         self._arrays = {
             room.name: np.frombuffer(block, room.dtype, prod(room.shape), begins[room.name]).reshape(room.shape)
             for room in rooms

@@ -18,8 +18,8 @@ LOG_FLOOR = 1e-10
 """Power below this counts as this (openai/whisper audio.py)."""
 DYNAMIC_RANGE = 8.0
 """log10 units kept below the file's maximum (openai/whisper audio.py)."""
-TILE_FRAMES = 250
-"""Frames transformed at a time: 2.5 s, about 1 MB of scratch."""
+TILE_FRAMES = 40
+"""Frames transformed at a time: 0.4 s, arrays of 64 kB at most."""
 
 HALF_FFT = N_FFT // 2
 
