@@ -45,7 +45,7 @@ def _convert(args: argparse.Namespace) -> None:
     from engine.checkpoints import open_checkpoint
     from engine.convert import convert
 
-    manifest = convert(open_checkpoint(args.source), args.directory, args.weights, say)
+    manifest = convert(open_checkpoint(args.source), args.directory, args.weights, report=say)
     say(f"{args.directory}: {manifest.n_bytes / 1e6:.1f} MB in {len(manifest.files)} files")
 
 

@@ -1,100 +1,92 @@
-"""A published checkpoint → a model directory of shards. Offline; holds one shard in memory."""
+"""A checkpoint → a model directory of shards. Offline; holds one tensor in memory, of its stored form a tile."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from engine.byte_pairs import byte_order
 from engine.checkpoints import Checkpoint
 from engine.checkpoints.layout import expected_shapes
-from engine.dims import BLOCK, Float32, ModelDimensions
-from engine.errors import CheckpointInvalid, NotEnoughDisk, TargetNotAModel
+from engine.dims import BLOCK, Float32
+from engine.errors import CheckpointInvalid
 from engine.quantization import quantize_blocks
-from engine.shards.manifest import MANIFEST_FILE, WEIGHTS, Manifest, ShardFile, file_sha256
+from engine.shards.manifest import WEIGHTS, Manifest, file_sha256
+from engine.shards.precision import Keep, check_keep, stored_dtype
 from engine.shards.store import SCALE_SUFFIX
-from engine.tensor_file import read_header
+from engine.shards.writer import DEFAULT_LAYERS_PER_SHARD, ModelWriter, parts
+from engine.tensor_file import DTYPES, TensorFileWriter, TensorForms
 
-DEFAULT_LAYERS_PER_SHARD = 2
-TILE_ROWS = 4096
-"""Rows of a matrix widened to float32 at a time."""
-DISK_MARGIN_BYTES = 16 << 20
-"""Left free beyond the model's own size."""
+TILE_NUMBERS = 1 << 20
+"""Numbers of a tensor worked on at a time: 4 MB as float32."""
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A shard to write: its place in the model and OpenAI's names of its tensors."""
-
-    file: str
-    stack: str
-    part: str
-    start: int
-    end: int
-    names: tuple[str, ...]
 
 
 def convert(
     checkpoint: Checkpoint,
     directory: Path,
     weights: str = "int8",
+    keep: Keep | None = None,
+    layers_per_shard: int = DEFAULT_LAYERS_PER_SHARD,
     report: Callable[[str], None] = lambda line: None,
 ) -> Manifest:
-    """Write `checkpoint` as a model directory.
-
-    The directory appears whole or not at all: files go to a hidden sibling, each flushed to disk, the manifest last, and
-    the sibling takes the name in one rename. A model that was there before serves until then.
+    """Write `checkpoint` as a model directory; it appears whole or not at all (`ModelWriter.write`).
 
     Parameters
     ----------
     weights : str
         One of `WEIGHTS`, for the matrices of the blocks and the embedding. Convolutions and position encodings follow,
         but are float16 where the matrices are INT8; biases and norms are always float32.
+    keep : dict of layer → one of `WEIGHTS`
+        Layers whose tensors are stored as finer `weights` would have them.
+    layers_per_shard : int, at least 1
     report : callable
         Given one line per file written.
 
     Raises
     ------
+    InvalidOptions
+        `keep` names no layer of this model, or a dtype that is no finer.
     CheckpointInvalid
-        A weight is not finite.
-    TargetNotAModel
-        `directory` holds something else than a model; it would be lost.
-    NotEnoughDisk
-        The file system has less room than the model needs, before or while writing.
+        A weight is not finite, or beyond the dtype that it is stored in.
+    TargetNotAModel, NotEnoughDisk
+        As `ModelWriter.write`.
     """
     if weights not in WEIGHTS:
         raise ValueError(f"weights is one of {', '.join(WEIGHTS)}")
-    _check_target(directory)
-    partial = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(directory.parent, checkpoint.dims, weights)
-    partial.mkdir()
-    try:
-        manifest = _write(checkpoint, partial, weights, report)
-        replaced = directory.with_name(f".{directory.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if directory.exists():
-            directory.rename(replaced)
-        partial.rename(directory)
-        shutil.rmtree(replaced, ignore_errors=True)
-        _flush(directory.parent)
-    except (OSError, SafetensorError) as error:  # the library's error is the system's, in words
-        raise NotEnoughDisk(f"writing the model failed: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return manifest
+    kept = keep or {}
+    check_keep(kept, weights, checkpoint.dims)
+    table = _vocabulary_table(checkpoint)
+    shapes = expected_shapes(checkpoint.dims) | {name: values.shape for name, values in table.items()}
+    dtypes = {name: stored_dtype(name, len(shape), weights, kept) for name, shape in shapes.items() if name not in table}
+    dtypes |= {name: "U8" if values.dtype == np.uint8 else "U32" for name, values in table.items()}
+
+    def fill(writer: TensorFileWriter, name: str) -> None:
+        _append(writer, name, table[name] if name in table else checkpoint.read(name), dtypes[name])
+
+    def describe() -> Manifest:
+        return Manifest(
+            dims=checkpoint.dims,
+            checkpoint=content_digest(checkpoint),
+            weights=weights,
+            source={"format": checkpoint.format, "sha256": {path.name: file_sha256(path) for path in checkpoint.files}},
+            special=checkpoint.vocabulary.special,
+            alignment_heads=checkpoint.alignment_heads,
+            files=(),
+        )
+
+    def forms(names: tuple[str, ...]) -> TensorForms:
+        plain = {name: (dtypes[name], shapes[name]) for name in names}
+        scaled = [name for name in names if dtypes[name] == "I8"]
+        return plain | {name + SCALE_SUFFIX: ("F32", (shapes[name][0], shapes[name][1] // BLOCK)) for name in scaled}
+
+    shards = [(part, forms(part.names)) for part in parts(checkpoint.dims, layers_per_shard)]
+    return ModelWriter(shards, fill, report).write(directory, describe)
 
 
 def content_digest(checkpoint: Checkpoint) -> str:
@@ -105,10 +97,9 @@ def content_digest(checkpoint: Checkpoint) -> str:
     digest = hashlib.sha256()
     for name, shape in sorted(expected_shapes(checkpoint.dims).items()):
         digest.update(f"{name}{list(shape)}".encode())
-        tensor = checkpoint.read(name)
-        for start in range(0, len(tensor), TILE_ROWS):
+        for tile in _tiles(checkpoint.read(name)):
             with np.errstate(over="ignore"):
-                digest.update(tensor[start : start + TILE_ROWS].astype("<f2").tobytes())
+                digest.update(tile.astype("<f2").tobytes())
     vocabulary = checkpoint.vocabulary
     digest.update(vocabulary.token_begins.astype("<u4").tobytes())
     digest.update(vocabulary.token_bytes.tobytes())
@@ -116,122 +107,32 @@ def content_digest(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def _write(checkpoint: Checkpoint, partial: Path, weights: str, report: Callable[[str], None]) -> Manifest:
-    digest = content_digest(checkpoint)
-    files = []
-    for part in _parts(checkpoint.dims):
-        tensors: dict[str, Array] = {}
-        for name in part.names:
-            tensors.update(_stored(name, checkpoint.read(name), weights))
-        files.append(_save(partial, part, tensors, digest))
-        report(f"{part.file}: {files[-1].n_bytes / 1e6:.1f} MB")
-    vocabulary = checkpoint.vocabulary
-    token_bytes, token_begins = vocabulary.token_bytes, vocabulary.token_begins
-    table: dict[str, Array] = {"token_bytes": token_bytes, "token_begins": token_begins}
-    table["token_order"] = byte_order(token_bytes.tobytes(), token_begins)
-    files.append(_save(partial, _Part("vocabulary.safetensors", "tokenizer", "vocabulary", 0, 0, ()), table, digest))
-    manifest = Manifest(
-        dims=checkpoint.dims,
-        checkpoint=digest,
-        weights=weights,
-        source={"format": checkpoint.format, "sha256": {path.name: file_sha256(path) for path in checkpoint.files}},
-        special=vocabulary.special,
-        alignment_heads=checkpoint.alignment_heads,
-        files=tuple(files),
-    )
-    path = partial / MANIFEST_FILE
-    path.write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
-    _flush(path)
-    _flush(partial)
-    return manifest
+def _vocabulary_table(checkpoint: Checkpoint) -> dict[str, Array]:
+    token_bytes, token_begins = checkpoint.vocabulary.token_bytes, checkpoint.vocabulary.token_begins
+    order = byte_order(token_bytes.tobytes(), token_begins)
+    return {"token_bytes": token_bytes, "token_begins": token_begins, "token_order": order}
 
 
-def _parts(dims: ModelDimensions, layers_per_shard: int = DEFAULT_LAYERS_PER_SHARD) -> Iterator[_Part]:
-    names = list(expected_shapes(dims))
-
-    def group(stack: str, start: int, end: int) -> tuple[str, ...]:
-        prefixes = tuple(f"{stack}.blocks.{layer}." for layer in range(start, end))
-        return tuple(name for name in names if name.startswith(prefixes))
-
-    stem = tuple(n for n in names if n.startswith(("encoder.conv", "encoder.positional")))
-    yield _Part("encoder-stem.safetensors", "encoder", "stem", 0, 0, stem)
-    for stack, n_layer in (("encoder", dims.n_audio_layer), ("decoder", dims.n_text_layer)):
-        for start in range(0, n_layer, layers_per_shard):
-            end = min(start + layers_per_shard, n_layer)
-            members = group(stack, start, end)
-            if stack == "encoder" and end == n_layer:  # used right after the last layer
-                members += ("encoder.ln_post.weight", "encoder.ln_post.bias")
-            yield _Part(f"{stack}-{start:02}-{end:02}.safetensors", stack, "layers", start, end, members)
-    embedding = tuple(n for n in names if n.startswith("decoder.") and not n.startswith("decoder.blocks."))
-    yield _Part("decoder-embedding.safetensors", "decoder", "embedding", 0, 0, embedding)
+def _tiles(tensor: Array) -> Iterator[Array]:
+    """The tensor's rows, about `TILE_NUMBERS` numbers of them at a time, as views."""
+    rows = max(1, TILE_NUMBERS * len(tensor) // max(1, tensor.size))
+    for start in range(0, len(tensor), rows):
+        yield tensor[start : start + rows]
 
 
-def _is_matrix(name: str, rank: int) -> bool:
-    return rank == 2 and not name.endswith("positional_embedding")
-
-
-def _stored(name: str, tensor: Array, weights: str) -> dict[str, Array]:
-    """The tensor as it goes to disk: itself, or its codes and scales."""
-    finite = all(np.isfinite(tensor[i : i + TILE_ROWS]).all() for i in range(0, len(tensor), TILE_ROWS))
-    if not finite:
-        raise CheckpointInvalid(f"{name} holds values that are no finite number")
-    if tensor.ndim == 1 or weights == "f32":
-        return {name: tensor.astype(np.float32)}
-    if weights == "f16" or not _is_matrix(name, tensor.ndim):
-        half = tensor.astype(np.float16)
-        if not np.isfinite(half).all():
+def _append(writer: TensorFileWriter, name: str, tensor: Array, dtype: str) -> None:
+    """Write the tensor as it goes to disk: itself in `dtype`, or its codes and scales."""
+    for tile in _tiles(tensor):
+        if not np.isfinite(tile).all():
+            raise CheckpointInvalid(f"{name} holds values that are no finite number")
+        if dtype == "I8":
+            single: Float32 = tile.astype(np.float32)
+            codes, scale = quantize_blocks(single)
+            writer.append(name, codes.data)
+            writer.append(name + SCALE_SUFFIX, scale.data)
+            continue
+        with np.errstate(over="ignore"):  # the next line finds it
+            stored = tile.astype(DTYPES[dtype])
+        if dtype == "F16" and not np.isfinite(stored).all():
             raise CheckpointInvalid(f"{name} has values beyond float16; convert with --weights f32")
-        return {name: half}
-    rows, cols = tensor.shape
-    codes = np.empty((rows, cols), np.int8)
-    scale: Float32 = np.empty((rows, cols // BLOCK), np.float32)
-    for start in range(0, rows, TILE_ROWS):
-        tile = slice(start, start + TILE_ROWS)
-        codes[tile], scale[tile] = quantize_blocks(tensor[tile].astype(np.float32))
-    return {name: codes, name + SCALE_SUFFIX: scale}
-
-
-def _save(partial: Path, part: _Part, tensors: dict[str, Array], digest: str) -> ShardFile:
-    path = partial / part.file
-    # The library orders tensors by element size, so every offset is aligned.
-    save_file({name: np.ascontiguousarray(t) for name, t in tensors.items()}, path, metadata={"checkpoint": digest})
-    path.chmod(0o644)
-    _flush(path)
-    entries = read_header(path).entries
-    return ShardFile(
-        file=part.file,
-        stack=part.stack,
-        part=part.part,
-        start=part.start,
-        end=part.end,
-        n_bytes=path.stat().st_size,
-        sha256=file_sha256(path),
-        tensors={name: (entry.dtype, entry.shape) for name, entry in entries.items()},
-    )
-
-
-def _check_target(directory: Path) -> None:
-    """A model may be replaced, and an empty directory filled; nothing else may be lost."""
-    if not directory.exists():
-        return
-    held = {path.name for path in directory.iterdir()} if directory.is_dir() else {directory.name}
-    strangers = {name for name in held if name != MANIFEST_FILE and not name.endswith(".safetensors")}
-    if strangers or (held and MANIFEST_FILE not in held):
-        raise TargetNotAModel(f"{directory.name} is there and holds something else than a model; name another directory")
-
-
-def _check_disk(parent: Path, dims: ModelDimensions, weights: str) -> None:
-    itemsize = {"f32": 4.0, "f16": 2.0, "int8": 1.0 + 4 / BLOCK}[weights]
-    numbers = sum(int(np.prod(shape)) for shape in expected_shapes(dims).values())
-    needed = int(numbers * itemsize) + DISK_MARGIN_BYTES
-    free = shutil.disk_usage(parent).free
-    if free < needed:
-        raise NotEnoughDisk(f"the model needs {needed >> 20} MiB, the disk has {free >> 20} MiB free")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        writer.append(name, np.ascontiguousarray(stored).data)

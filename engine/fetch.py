@@ -98,7 +98,7 @@ def _fetch(model: PublishedModel, directory: Path, weights: str, hub_endpoint: s
         if free < model.disk_bytes:
             raise NotEnoughDisk(f"downloading needs {model.disk_bytes >> 20} MiB, the disk has {free >> 20} MiB free")
         _download(model, download, hub_endpoint, report)
-        convert(open_checkpoint(download), directory, weights, report)
+        convert(open_checkpoint(download), directory, weights, report=report)
     finally:
         shutil.rmtree(download, ignore_errors=True)
     return True

@@ -1,16 +1,19 @@
-"""The header of a `.safetensors` file, validated whole before a tensor is touched.
+"""`.safetensors` files: a header validated whole before a tensor is touched, and a writer that holds no whole tensor.
 
-The `safetensors` library validates too, but copies what it reads; shards are computed with in place, as views
-of a mapping. Tests hold this reader against the library's.
+The `safetensors` library validates too, but copies what it reads and wants all it writes at once; shards are computed with
+in place, as views of a mapping, and written a tile at a time. Tests hold both against the library's.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO
 
 import numpy as np
@@ -32,6 +35,11 @@ DTYPES: dict[str, np.dtype[np.generic]] = {
     "BOOL": np.dtype("?"),
 }
 """The format's dtype names and how NumPy sees their bytes."""
+
+TensorForms = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensors by name: dtype and shape."""
+HEADER_ALIGNMENT = 8
+"""Data begin at a multiple of this; the header is padded with spaces (the library's rule)."""
 
 
 class TensorFileError(ValueError):
@@ -124,3 +132,72 @@ def _check_cover(entries: dict[str, TensorEntry], data_begin: int, file_bytes: i
         position = entry.end
     if position != file_bytes:
         raise TensorFileError(f"the data end at {position}, the file at {file_bytes}")
+
+
+def plan_file(tensors: TensorForms, metadata: Mapping[str, str]) -> tuple[bytes, TensorFileHeader]:
+    """What a file of these tensors begins with, its length and header, and where each tensor goes.
+
+    The widest elements first, so that every offset is aligned, then by name: the library's order, where no two dtypes are of
+    one width.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    ordered = sorted(tensors, key=lambda name: (-DTYPES[tensors[name][0]].itemsize, name))
+    position, spans = 0, dict[str, tuple[int, int]]()
+    for name in ordered:
+        dtype, shape = tensors[name]
+        end = position + math.prod(shape) * DTYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        spans[name], position = (position, end), end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    begin = 8 + len(text)
+    entries = {name: TensorEntry(*tensors[name], begin + start, begin + end) for name, (start, end) in spans.items()}
+    return struct.pack("<Q", len(text)) + text, TensorFileHeader(entries, dict(metadata))
+
+
+class TensorFileWriter:
+    """Writes a new file, a context manager: each tensor part by part from its start on, whichever tensor is next.
+
+    Leaving the block flushes the file to the disk.
+
+    Parameters
+    ----------
+    path : Path
+        Not there yet.
+    tensors, metadata
+        As `plan_file` takes them.
+
+    Raises
+    ------
+    OSError
+        The disk does not take it.
+    ValueError
+        A tensor was given more or fewer bytes than it has: a fault of the caller.
+    """
+
+    def __init__(self, path: Path, tensors: TensorForms, metadata: Mapping[str, str]) -> None:
+        prefix, self.header = plan_file(tensors, metadata)
+        self._next = {name: entry.begin for name, entry in self.header.entries.items()}
+        self._file = path.open("xb")
+        self._file.write(prefix)
+
+    def append(self, name: str, part: memoryview) -> None:
+        """Write the next bytes of tensor `name`: `part`, contiguous, in the tensor's own dtype."""
+        begin = self._next[name]
+        self._next[name] = begin + part.nbytes
+        if self._next[name] > self.header.entries[name].end:
+            raise ValueError(f"{name} is given more bytes than it has")
+        self._file.seek(begin)
+        self._file.write(part)
+
+    def __enter__(self) -> TensorFileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._file:
+            if error is None:
+                short = [name for name, entry in self.header.entries.items() if self._next[name] != entry.end]
+                if short:
+                    raise ValueError(f"{', '.join(short)} are given fewer bytes than they have")
+                self._file.flush()
+                os.fsync(self._file.fileno())

@@ -96,7 +96,7 @@ class Manifest:
     checkpoint : str
         SHA-256 of the source's content (`engine.convert.content_digest`); each shard's header carries it too.
     weights : str
-        One of `WEIGHTS`: how the matrices are stored.
+        One of `WEIGHTS`: how the matrices are stored, but for layers kept finer (`precision.kept_layers`).
     alignment_heads : tuple of (layer, head)
         Heads of cross-attention that follow the sound: word times come from them.
     source : dict

@@ -122,7 +122,7 @@ def test_a44_disk_too_small_leaves_the_old_model(
     random_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = convert(open_checkpoint(random_checkpoint), tmp_path / "model", "f16")
-    monkeypatch.setattr("engine.convert.shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    monkeypatch.setattr("engine.shards.writer.shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 20))
     with pytest.raises(NotEnoughDisk, match="the disk has 1 MiB free"):
         convert(open_checkpoint(random_checkpoint), tmp_path / "model", "int8")
     verify(tmp_path / "model", read_manifest(tmp_path / "model"))

@@ -179,7 +179,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[DecodingResult]]
 @pytest.fixture(scope="module")
 def engine(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     directory = tmp_path_factory.mktemp("scripted") / "model"
-    convert(open_checkpoint(random_checkpoint), directory, "int8", lambda line: None)
+    convert(open_checkpoint(random_checkpoint), directory, "int8", report=lambda line: None)
     return Engine(directory)
 
 

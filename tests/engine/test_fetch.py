@@ -241,7 +241,7 @@ def test_a_model_that_came_with_the_installation_is_used_until_there_is_an_own_o
 ) -> None:
     own, installed = tmp_path / "models", tmp_path / "share"
     assert find_model(own, "tiny.en", "int8", installed) == own / "tiny.en-int8"  # to be fetched
-    convert(open_checkpoint(random_checkpoint), installed / "tiny.en-int8", "int8", lambda line: None)
+    convert(open_checkpoint(random_checkpoint), installed / "tiny.en-int8", "int8", report=lambda line: None)
     assert find_model(own, "tiny.en", "int8", installed) == installed / "tiny.en-int8"
     assert find_model(own, "tiny.en", "f16", installed) == own / "tiny.en-f16"
     shutil.copytree(installed / "tiny.en-int8", own / "tiny.en-int8")

@@ -44,7 +44,7 @@ LACKING = {
 @pytest.fixture(scope="module")
 def random_model(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model") / "random"
-    convert(open_checkpoint(random_checkpoint), directory, "int8", lambda line: None)
+    convert(open_checkpoint(random_checkpoint), directory, "int8", report=lambda line: None)
     return directory
 
 
