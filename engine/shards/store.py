@@ -121,7 +121,7 @@ class ShardStore:
         self.directory = directory
         self.residency = residency
         self.manifest = read_manifest(directory)
-        _check_tensors(self.manifest)
+        check_tensors(self.manifest)
         self._mapped: dict[str, _MappedShard] = {}
         self._file_of: dict[LayerKey, ShardFile] = {}
         # Kept open: what was verified is what is mapped later, whatever takes its name meanwhile.
@@ -213,7 +213,7 @@ def _close_all(opened: dict[str, tuple[BinaryIO, TensorFileHeader]]) -> None:
         opened.popitem()[1][0].close()
 
 
-def _check_tensors(manifest: Manifest) -> None:
+def check_tensors(manifest: Manifest) -> None:
     """The tensors are those of the dimensions, in dtypes that the kernels know.
 
     Raises
