@@ -7,12 +7,12 @@ modules are imported inside the commands: the number of BLAS threads must stand 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from engine.cli_decoding import add_decoding_options
+from engine.cli_models import add_model_commands
 from engine.cli_recordings import FORMATS, one_line, say, silence_closed_output, transcribe, wer
 from engine.errors import EngineError, FetchFailed, InvalidOptions
 
@@ -41,33 +41,6 @@ def _fetch(args: argparse.Namespace) -> None:
     say(f"{args.name} ({args.weights}) is {'now' if fetched else 'already'} in {directory}")
 
 
-def _convert(args: argparse.Namespace) -> None:
-    from engine.checkpoints import open_checkpoint
-    from engine.convert import convert
-
-    manifest = convert(open_checkpoint(args.source), args.directory, args.weights, report=say)
-    say(f"{args.directory}: {manifest.n_bytes / 1e6:.1f} MB in {len(manifest.files)} files")
-
-
-def _inspect(args: argparse.Namespace) -> None:
-    from engine.shards.manifest import read_manifest, verify
-
-    manifest = read_manifest(args.directory)
-    verify(args.directory, manifest)
-    if args.json:
-        print(json.dumps(manifest.to_json() | {"bytes": manifest.n_bytes, "verified": True}))
-        return
-    print(f"checkpoint {manifest.checkpoint}")
-    print(f"source     {manifest.source['format']}")
-    print(f"weights    {manifest.weights}, {manifest.n_bytes / 1e6:.1f} MB")
-    print("dims       " + ", ".join(f"{name} {value}" for name, value in manifest.dims.to_json().items()))
-    print(f"{'file':34} {'layers':>10} {'tensors':>8} {'MB':>8}")
-    for file in manifest.files:
-        layers = f"[{file.start}, {file.end})" if file.part == "layers" else file.part
-        print(f"{file.file:34} {layers:>10} {len(file.tensors):8} {file.n_bytes / 1e6:8.2f}")
-    print("every size, header and SHA-256 is the manifest's")
-
-
 def _transcribe(args: argparse.Namespace) -> None:
     transcribe(args, data_directory() / "models")
 
@@ -90,16 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.add_argument("--hub-endpoint", default=hub, help="the hub, or a mirror of it (default: HF_ENDPOINT)")
     fetch.set_defaults(run=_fetch)
 
-    convert = commands.add_parser("convert", help="turn a checkpoint's directory into a model directory")
-    convert.add_argument("source", type=Path, help="Hugging Face safetensors or CTranslate2, with tokenizer.json")
-    convert.add_argument("directory", type=Path)
-    convert.add_argument("--weights", **weights)
-    convert.set_defaults(run=_convert)
-
-    inspect = commands.add_parser("inspect", help="show a model directory and verify every file in it")
-    inspect.add_argument("directory", type=Path)
-    inspect.add_argument("--json", action="store_true")
-    inspect.set_defaults(run=_inspect)
+    add_model_commands(commands, weights)
 
     heard: dict[str, Any] = {"parents": [_model_options(weights)]}
     hear = commands.add_parser("transcribe", help="print what is said in recordings", **heard)

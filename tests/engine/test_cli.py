@@ -161,6 +161,33 @@ def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
     assert len(broken.stderr.splitlines()) == 1
 
 
+def test_convert_reshard_and_inspect_tell_layers_that_are_kept(random_checkpoint: Path, tmp_path: Path) -> None:
+    keep = ["--keep", "f16:decoder.0,encoder.2", "--keep", "f32:decoder.embedding"]
+    done = thimble("convert", random_checkpoint, tmp_path / "m", "--layers-per-shard", "all", *keep)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr.endswith("MB in 5 files\n")
+    assert thimble("reshard", tmp_path / "m", tmp_path / "n", "--layers-per-shard", "1").returncode == 0
+    for directory, shard in (("m", "encoder-00-03.safetensors"), ("n", "encoder-01-02.safetensors")):
+        shown = thimble("inspect", tmp_path / directory).stdout
+        assert "kept       encoder.2 f16, decoder.embedding f32, decoder.0 f16\n" in shown
+        assert shard in shown
+        told = json.loads(thimble("inspect", "--json", tmp_path / directory).stdout)
+        assert told["kept"] == {"encoder.2": "f16", "decoder.embedding": "f32", "decoder.0": "f16"}
+    over_itself = thimble("reshard", tmp_path / "n", tmp_path / "n", "--layers-per-shard", "2")
+    assert (over_itself.returncode, over_itself.stderr.count("\n")) == (1, 1)
+    assert "[name_taken]" in over_itself.stderr
+
+
+@pytest.mark.weights
+def test_convert_random_writes_a_model_of_the_size_that_is_named(tmp_path: Path) -> None:
+    done = thimble("convert", "--random", "tiny.en", tmp_path / "m", "--layers-per-shard", "3")
+    assert done.returncode == 0
+    told = json.loads(thimble("inspect", "--json", tmp_path / "m").stdout)
+    assert told["source"] == {"format": "random tiny.en", "sha256": {}}
+    assert (told["weights"], told["dims"]["n_text_state"], told["kept"]) == ("int8", 384, {})
+    assert "decoder-00-03.safetensors" in [file["file"] for file in told["files"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
@@ -173,6 +200,14 @@ def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
         (["wer", "absent.jsonl"], 1, "absent.jsonl"),
         (["transcribe", "--model", "huge", "x"], 1, "no model directory"),
         (["convert", "/nonexistent", "x"], 1, "holds no"),
+        (["convert", "--random", "huge", "x"], 2, "known: tiny.en"),
+        (["convert", "--random", "x"], 2, "directory"),
+        (["convert", "--random", "tiny", "x", "--keep", "f16:decoder.7"], 2, "decoder.0 to 3"),
+        (["convert", "--random", "tiny", "x", "--keep", "f16:decoder.1", "--weights", "f32"], 2, "f32 already"),
+        (["convert", "--random", "tiny", "x", "--layers-per-shard", "0"], 2, "1 or more, nor all"),
+        (["convert", "--random", "tiny", "x", "--layers-per-shard", "two"], 2, "'two' is neither"),
+        (["reshard", "/nonexistent", "x"], 2, "--layers-per-shard"),
+        (["reshard", "/nonexistent", "x", "--layers-per-shard", "all"], 1, "thimble fetch"),
         (["inspect", "/nonexistent"], 1, "thimble fetch"),
         (["fetch", "huge"], 1, "known: tiny.en, base"),
     ],
