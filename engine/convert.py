@@ -15,9 +15,8 @@ from engine.checkpoints.layout import expected_shapes
 from engine.dims import BLOCK, Float32
 from engine.errors import CheckpointInvalid
 from engine.quantization import quantize_blocks
-from engine.shards.manifest import WEIGHTS, Manifest, file_sha256
+from engine.shards.manifest import SCALE_SUFFIX, WEIGHTS, Manifest, file_sha256
 from engine.shards.precision import Keep, check_keep, stored_dtype
-from engine.shards.store import SCALE_SUFFIX
 from engine.shards.writer import DEFAULT_LAYERS_PER_SHARD, ModelWriter, parts
 from engine.tensor_file import DTYPES, TensorFileWriter, TensorForms
 

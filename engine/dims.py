@@ -29,6 +29,10 @@ SECONDS_PER_POSITION = FRAMES_PER_POSITION * HOP_LENGTH / SAMPLE_RATE
 BLOCK = 64
 """Weights along the input dimension that share one INT8 scale; divides every width of Whisper."""
 
+TILE_ROWS = 1024
+"""Rows of a matrix that are expanded and multiplied at a time, where there is room for them. A streamed block of the embedding
+is a whole number of these tiles, so that every plan multiplies the same tiles and gets the same bits."""
+
 MULTILINGUAL_N_VOCAB = 51_865
 """Vocabularies of this size and above are multilingual (openai/whisper model.py `is_multilingual`)."""
 

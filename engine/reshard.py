@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.errors import NameTaken, ShardCorrupt, ShardMissing
-from engine.shards.manifest import Manifest, open_verified, read_manifest
-from engine.shards.store import SCALE_SUFFIX, check_tensors
+from engine.shards.manifest import SCALE_SUFFIX, Manifest, open_verified, read_manifest
+from engine.shards.store import check_tensors
 from engine.shards.writer import ModelWriter, parts
 from engine.tensor_file import TensorEntry, TensorFileWriter
 

@@ -55,10 +55,16 @@ class TensorEntry:
     begin: int
     end: int
 
-    def view(self, buffer: memoryview) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-        """The tensor as a read-only view of `buffer`, the whole file's bytes. Lives as long as they do."""
-        flat = np.frombuffer(buffer[self.begin : self.end], dtype=DTYPES[self.dtype])
+    def view(self, buffer: memoryview, first: int = 0) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+        """The tensor as a read-only view of `buffer`, the file's bytes from the `first` on. Lives as long as they do."""
+        flat = np.frombuffer(buffer[self.begin - first : self.end - first], dtype=DTYPES[self.dtype])
         return flat.reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> TensorEntry:
+        """Rows `[start, stop)` of a tensor of two dimensions, as a tensor of their own."""
+        row_bytes = (self.end - self.begin) // self.shape[0]
+        begin = self.begin + start * row_bytes
+        return TensorEntry(self.dtype, (stop - start, self.shape[1]), begin, begin + (stop - start) * row_bytes)
 
 
 @dataclass(frozen=True, slots=True)

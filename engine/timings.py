@@ -15,9 +15,9 @@ class Tally:
     seconds: float = 0.0
     count: int = 0
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, count: int = 1) -> None:
         self.seconds += seconds
-        self.count += 1
+        self.count += count
 
 
 @dataclass(slots=True)
@@ -27,12 +27,18 @@ class LayerTimings:
     Attributes
     ----------
     load, wait, compute : Tally by (stack, layer)
-        `load` is reading a layer's pages, and mapping its shard where it is the first to need it; `wait` is how long the
-        arithmetic stood still for it; `compute` is the arithmetic of one pass over the layer.
+        `load` is reading a layer's pages, and mapping its shard where it is the first to need it, by whichever thread;
+        `wait` is how long the arithmetic stood still for it; `compute` is the arithmetic of one pass over the layer.
     stages : Tally by stage name
         `audio`, `mel`, `encode`, `detect`, `decode`, `align`.
     shard_loads, shard_bytes : int
-        Mappings made, and the bytes behind them.
+        Mappings made and read, of whole shards or of blocks of the embedding, and the bytes behind them.
+    stored_bytes : int
+        Of these, bytes that came from storage and not from the page cache.
+    prefetch_hits, prefetch_waits : int
+        Layers and blocks that a thread was to read ahead, and had when they were asked for; and those it had not.
+    compute_major_faults : int
+        Pages that arithmetic waited for all the same: they were read, and dropped again before their use.
     fallbacks : int
         Decodings of a window beyond its first.
     loops : int
@@ -49,24 +55,28 @@ class LayerTimings:
     stages: dict[str, Tally] = field(default_factory=dict)
     shard_loads: int = 0
     shard_bytes: int = 0
+    stored_bytes: int = 0
+    prefetch_hits: int = 0
+    prefetch_waits: int = 0
+    compute_major_faults: int = 0
     fallbacks: int = 0
     loops: int = 0
     repairs: int = 0
     silent_windows: int = 0
 
-    def add_load(self, stack: str, layer: str, seconds: float) -> None:
-        self.load.setdefault((stack, layer), Tally()).add(seconds)
+    def add_load(self, stack: str, layer: str, seconds: float, count: int = 1) -> None:
+        self.load.setdefault((stack, layer), Tally()).add(seconds, count)
 
-    def add_wait(self, stack: str, layer: str, seconds: float) -> None:
-        self.wait.setdefault((stack, layer), Tally()).add(seconds)
+    def add_wait(self, stack: str, layer: str, seconds: float, count: int = 1) -> None:
+        self.wait.setdefault((stack, layer), Tally()).add(seconds, count)
 
     def add_shard(self, n_bytes: int) -> None:
         """Count one mapping."""
         self.shard_loads += 1
         self.shard_bytes += n_bytes
 
-    def add_compute(self, stack: str, layer: str, seconds: float) -> None:
-        self.compute.setdefault((stack, layer), Tally()).add(seconds)
+    def add_compute(self, stack: str, layer: str, seconds: float, count: int = 1) -> None:
+        self.compute.setdefault((stack, layer), Tally()).add(seconds, count)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -89,6 +99,10 @@ class LayerTimings:
             "stages": [[name, tally.seconds, tally.count] for name, tally in self.stages.items()],
             "shard_loads": self.shard_loads,
             "shard_bytes": self.shard_bytes,
+            "stored_bytes": self.stored_bytes,
+            "prefetch_hits": self.prefetch_hits,
+            "prefetch_waits": self.prefetch_waits,
+            "compute_major_faults": self.compute_major_faults,
             "fallbacks": self.fallbacks,
             "loops": self.loops,
             "repairs": self.repairs,

@@ -15,6 +15,7 @@ from engine.mel import LogMel
 from engine.model import Whisper
 from engine.seek import SeekLoop
 from engine.segments import SECONDS_PER_FRAME, Segment
+from engine.shards.residency import Residency
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
@@ -60,8 +61,8 @@ class Engine:
         As `thimble convert` or `thimble fetch` writes it.
     kv : str
         K/V policy, one of `engine.kv_cache.KV_POLICIES`.
-    residency : str
-        `resident` keeps every shard mapped once it was needed, `stream` unmaps it when the next one comes.
+    residency : Residency, or one of `RESIDENCIES`
+        Which weights stay mapped, and how the others come and go.
 
     tail : str
         `merged` computes little of the silence that fills a window of less than 30 s of sound; `whole` all of it, as
@@ -73,7 +74,9 @@ class Engine:
         The directory does not hold the whole, unaltered model.
     """
 
-    def __init__(self, directory: Path, kv: str = "int8", residency: str = "resident", tail: str = "merged") -> None:
+    def __init__(
+        self, directory: Path, kv: str = "int8", residency: Residency | str = "resident", tail: str = "merged"
+    ) -> None:
         self._store = ShardStore(directory, residency)
         self._tokenizer = Tokenizer(self._store.vocabulary(), self._store.token_order)
         self._model = Whisper(self._store, kv, tail)
@@ -144,6 +147,7 @@ class Engine:
                 on_progress(done, log_mel.seconds)
         finally:
             self._model.decoder.reserve(1)
+            self._store.evict()
         loop.finish()
         text = "".join(segment.text for segment in loop.segments)
         language = loop.language, loop.language_probability

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from engine.dims import Float32
+from engine.dims import TILE_ROWS, Float32
 from engine.quantization import Weight
 
 LAYER_NORM_EPSILON = 1e-5
@@ -17,9 +17,6 @@ LAYER_NORM_EPSILON = 1e-5
 GELU_TILE = 16_384
 """Elements of GELU in one go: its four temporaries stay in a small core's second-level cache."""
 
-PROBABILITY_ROWS = 1024
-"""Rows of the vocabulary scored at a time by `probabilities`: 0.9 MB for a window of text."""
-
 # erfc(z) = t (A1 + t (A2 + …)) exp(-z²), t = 1 / (1 + P z), z ≥ 0, error below 1.5e-7
 # (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26).
 ERF_P = 0.3275911
@@ -27,7 +24,7 @@ ERF_A = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 
 
 def linear(x: Float32, weight: Weight, bias: Float32 | None, out: Float32, scratch: Float32) -> None:
-    """out = x · weightᵀ + bias, expanding `weight` a tile of rows at a time.
+    """out = x · weightᵀ + bias, expanding `weight` a tile of `TILE_ROWS` rows at a time.
 
     Parameters
     ----------
@@ -35,10 +32,10 @@ def linear(x: Float32, weight: Weight, bias: Float32 | None, out: Float32, scrat
     weight : [rows, cols], any stored dtype
     bias : [rows] or None
     out : [n, rows]; may be a column slice of a wider array
-    scratch : flat, at least `cols` elements; the more, the larger the tiles
+    scratch : flat, at least `cols` elements; with less than `TILE_ROWS` rows of them, tiles are smaller
     """
     rows, cols = weight.data.shape
-    tile = rows if weight.data.dtype == np.float32 else max(1, scratch.size // cols)
+    tile = min(TILE_ROWS, scratch.size // cols)
     for start in range(0, rows, tile):
         stop = min(start + tile, rows)
         np.matmul(x, weight.rows(start, stop).expand(scratch).T, out=out[:, start:stop])
@@ -83,37 +80,42 @@ def softmax(scores: Float32) -> None:
     scores /= scores.sum(axis=-1, keepdims=True)
 
 
-def probabilities(x: Float32, weight: Weight, chosen: npt.NDArray[np.intp], scratch: Float32) -> Float32:
-    """softmax(x · weightᵀ)[i, chosen[i]] for every row i, without the whole product.
+class ChosenProbabilities:
+    """softmax(x · weightᵀ)[i, chosen[i]] for every row i, without the whole product, the weight given in blocks of rows.
 
     Parameters
     ----------
     x : [n, cols]
-    weight : [rows, cols], any stored dtype
-    chosen : [n], row numbers of `weight`
-    scratch : flat, at least `cols` elements; the more, the larger the tiles
-
-    Returns
-    -------
-    out : [n]
+    chosen : [n], row numbers of the weight
+    scratch : flat, at least `cols` elements; with less than `TILE_ROWS` rows of them, tiles are smaller
     """
-    rows, cols = weight.data.shape
-    tile = min(PROBABILITY_ROWS, scratch.size // cols)
-    peak: Float32 = np.full(len(x), -np.inf, np.float32)
-    total: Float32 = np.zeros(len(x), np.float32)
-    own: Float32 = np.empty(len(x), np.float32)
-    for start in range(0, rows, tile):
-        stop = min(start + tile, rows)
-        scores = x @ weight.rows(start, stop).expand(scratch).T
-        inside = np.flatnonzero((chosen >= start) & (chosen < stop))
-        own[inside] = scores[inside, chosen[inside] - start]
-        higher = np.maximum(peak, scores.max(axis=1))
-        total *= np.exp(peak - higher)
-        scores -= higher[:, None]
-        total += np.exp(scores, out=scores).sum(axis=1)
-        peak = higher
-    out: Float32 = np.exp(own - peak) / total
-    return out
+
+    def __init__(self, x: Float32, chosen: npt.NDArray[np.intp], scratch: Float32) -> None:
+        self._x, self._chosen, self._scratch = x, chosen, scratch
+        self._peak: Float32 = np.full(len(x), -np.inf, np.float32)
+        self._total: Float32 = np.zeros(len(x), np.float32)
+        self._own: Float32 = np.empty(len(x), np.float32)
+
+    def add(self, first: int, block: Weight) -> None:
+        """Take rows `first` and following: `block` [rows, cols], any stored dtype."""
+        rows, cols = block.data.shape
+        tile = min(TILE_ROWS, self._scratch.size // cols)
+        for start in range(0, rows, tile):
+            stop = min(start + tile, rows)
+            scores = self._x @ block.rows(start, stop).expand(self._scratch).T
+            place = self._chosen - (first + start)
+            inside = np.flatnonzero((place >= 0) & (place < stop - start))
+            self._own[inside] = scores[inside, place[inside]]
+            higher = np.maximum(self._peak, scores.max(axis=1))
+            self._total *= np.exp(self._peak - higher)
+            scores -= higher[:, None]
+            self._total += np.exp(scores, out=scores).sum(axis=1)
+            self._peak = higher
+
+    def result(self) -> Float32:
+        """[n], over all rows given."""
+        out: Float32 = np.exp(self._own - self._peak) / self._total
+        return out
 
 
 def log_sum_exp(scores: Float32) -> np.float32:

@@ -12,6 +12,7 @@ from engine.kernels import reference as kernels
 from engine.kv_cache import CrossKVCache, CrossProjections, ScoreObserver, SelfKVCache
 from engine.model.encoder import vector
 from engine.quantization import Weight
+from engine.shards.pieces import TABLE
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
 
@@ -91,9 +92,7 @@ class TextDecoder:
         NonFiniteLogits
             A logit is NaN or infinite.
         """
-        x = self._feed(tokens, timings, None)
-        with self._store.layer("decoder", "embedding", timings) as weights:
-            return self._logits(x[list(positions)], weights)
+        return self._logits(self._feed(tokens, timings, None)[list(positions)], timings)
 
     def token_probabilities(
         self, tokens: Sequence[int], asked: slice, n_choices: int, timings: LayerTimings, observe: ScoreObserver
@@ -114,30 +113,28 @@ class TextDecoder:
         -------
         probabilities : float32 [stop - start]
         """
-        x = self._feed(tokens, timings, observe)
-        with self._store.layer("decoder", "embedding", timings) as weights:
-            x = np.ascontiguousarray(x[asked.start - 1 : asked.stop - 1])
-            kernels.layer_norm(x, vector(weights, "ln.weight"), vector(weights, "ln.bias"), x)
-            table, chosen = weights["token_embedding.weight"], np.asarray(tokens[asked])
-            return kernels.probabilities(x, table.rows(0, n_choices), chosen, self._scratch)
+        x = np.ascontiguousarray(self._feed(tokens, timings, observe)[asked.start - 1 : asked.stop - 1])
+        self._norm_last(x, timings)
+        chosen = kernels.ChosenProbabilities(x, np.asarray(tokens[asked]), self._scratch)
+        for rows, weights in self._store.embedding_blocks(timings):
+            if rows.start < n_choices:
+                chosen.add(rows.start, weights[TABLE].rows(0, n_choices - rows.start))
+        return chosen.result()
 
     def _feed(self, tokens: Sequence[int], timings: LayerTimings, observe: ScoreObserver | None) -> Float32:
         """What the blocks make of `tokens`: [n, n_state], before the last norm."""
-        with self._store.layer("decoder", "embedding", timings) as weights:
-            x = self._embed(tokens, weights)
+        x = self._embed(tokens, timings)
         for layer in range(self._dims.n_text_layer):
             with self._store.layer("decoder", str(layer), timings) as weights:
                 self._block(x, layer, weights, observe)
         self._self_kv.advance(len(tokens))
         return x
 
-    def _embed(self, tokens: Sequence[int], weights: dict[str, Weight]) -> Float32:
+    def _embed(self, tokens: Sequence[int], timings: LayerTimings) -> Float32:
         places = self._self_kv.new_positions(len(tokens))
-        table = weights["token_embedding.weight"]
-        x: Float32 = np.empty((len(tokens), self._dims.n_text_state), np.float32)
-        for row, token in enumerate(tokens):
-            x[row] = table.rows(token, token + 1).expand(self._scratch)[0]
-        x += weights["positional_embedding"].rows(places.start, places.stop).expand(self._scratch)
+        x = self._store.token_rows(tokens, timings).expand(self._scratch).copy()
+        with self._store.layer("decoder", "embedding", timings) as weights:
+            x += weights["positional_embedding"].rows(places.start, places.stop).expand(self._scratch)
         return x
 
     def _block(self, x: Float32, layer: int, weights: dict[str, Weight], observe: ScoreObserver | None) -> None:
@@ -166,10 +163,16 @@ class TextDecoder:
         kernels.gelu(hidden)
         x += project(hidden, "mlp.2")
 
-    def _logits(self, x: Float32, weights: dict[str, Weight]) -> Float32:
-        kernels.layer_norm(x, vector(weights, "ln.weight"), vector(weights, "ln.bias"), x)
+    def _norm_last(self, x: Float32, timings: LayerTimings) -> None:
+        """The norm behind the blocks, on x [n, n_state], in place."""
+        with self._store.layer("decoder", "ln", timings) as weights:
+            kernels.layer_norm(x, vector(weights, "ln.weight"), vector(weights, "ln.bias"), x)
+
+    def _logits(self, x: Float32, timings: LayerTimings) -> Float32:
+        self._norm_last(x, timings)
         logits: Float32 = np.empty((len(x), self._dims.n_vocab), np.float32)
-        kernels.linear(x, weights["token_embedding.weight"], None, logits, self._scratch)
+        for rows, weights in self._store.embedding_blocks(timings):
+            kernels.linear(x, weights[TABLE], None, logits[:, rows], self._scratch)
         if not np.isfinite(logits).all():
             raise NonFiniteLogits("the decoder's logits are not finite: the weights or the arithmetic are broken")
         return logits

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.arena import DECODE, ENCODE, FILL, Arena, Room
-from engine.dims import CONV_WIDTH, Float32, ModelDimensions
+from engine.dims import CONV_WIDTH, TILE_ROWS, Float32, ModelDimensions
 from engine.kv_cache import make_caches
 from engine.model.decoder import TextDecoder
 from engine.model.encoder import AudioEncoder
@@ -47,7 +47,7 @@ class Whisper:
         whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), n_state * dims.n_text_ctx, cross_head)
         self_kv, cross_kv = make_caches(kv, dims)
         rooms = [
-            Room("scratch", (max(whole),), np.float32, frozenset({ENCODE, FILL, DECODE})),
+            Room("scratch", (max(*whole, TILE_ROWS * n_state),), np.float32, frozenset({ENCODE, FILL, DECODE})),
             Room("spare", (2, dims.n_audio_ctx, n_state), np.float32, frozenset({FILL})),
             *AudioEncoder.rooms(dims),
             *self_kv.rooms(N_SEQUENCES),

@@ -34,6 +34,8 @@ OUTDATED = (1,)
 """Versions of before: 1 lacked the alignment heads and the vocabulary's order."""
 WEIGHTS = ("f32", "f16", "int8")
 """What `thimble convert --weights` takes."""
+SCALE_SUFFIX = ".scale"
+"""A tensor `x` of INT8 codes stands beside `x.scale`."""
 MAX_MANIFEST_BYTES = 4 << 20
 HASH_READ_BYTES = 1 << 20
 

@@ -8,7 +8,7 @@ from engine.checkpoints.layout import expected_shapes
 from engine.dims import ModelDimensions
 from engine.errors import InvalidOptions
 from engine.shards.manifest import WEIGHTS, Manifest
-from engine.shards.store import layer_of
+from engine.shards.pieces import layer_of
 
 Keep = Mapping[str, str]
 """Layer, as `decoder.0`, `encoder.stem` or `decoder.embedding` → one of `WEIGHTS`, finer than the model's own."""

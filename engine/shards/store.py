@@ -1,13 +1,12 @@
-"""Shards as they are needed: mapped read-only, handed out as views, unmapped when the next one comes."""
+"""Shards as they are needed: handed out as views of mappings, which stay or come and go as a plan says."""
 
 from __future__ import annotations
 
-import errno
-import mmap
 import os
+import resource
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -17,87 +16,17 @@ import numpy.typing as npt
 
 from engine.checkpoints.layout import check_layout
 from engine.dims import BLOCK, ModelDimensions
-from engine.errors import CheckpointInvalid, ManifestInvalid, ShardCorrupt, ShardMissing, ShardNotMapped
+from engine.errors import CheckpointInvalid, ManifestInvalid, ShardCorrupt, ShardMissing
 from engine.quantization import Weight
-from engine.shards.manifest import MANIFEST_FILE, Manifest, ShardFile, open_verified, read_manifest
-from engine.tensor_file import TensorFileHeader
+from engine.shards.manifest import MANIFEST_FILE, SCALE_SUFFIX, Manifest, ShardFile, open_verified, read_manifest
+from engine.shards.pieces import Piece, Place, cut
+from engine.shards.prefetch import Orders, Reading, Stream
+from engine.shards.residency import TOKEN_EMBEDDING, Residency, named
+from engine.tensor_file import DTYPES, TensorEntry, TensorFileHeader
 from engine.timings import LayerTimings
 from engine.tokenizer import Vocabulary
 
-RESIDENCIES = ("resident", "stream")
-"""`stream` keeps one shard mapped at a time; `resident` keeps every shard mapped once it was needed."""
-
-SCALE_SUFFIX = ".scale"
-"""A tensor `x` of INT8 codes stands beside `x.scale`."""
-
 VOCABULARY_TABLE = {"token_bytes", "token_begins", "token_order"}
-
-LayerKey = tuple[str, str]
-"""(stack, layer): layer is a number, or `stem`, `ln_post` (encoder), `embedding` (decoder)."""
-
-
-def layer_of(tensor: str) -> tuple[LayerKey, str]:
-    """Which layer a tensor of OpenAI's name belongs to, and its name within that layer."""
-    stack, part, rest = [*tensor.split(".", 2), ""][:3]
-    if part == "blocks":
-        layer, _, rest = rest.partition(".")
-        return (stack, layer), rest
-    if stack == "decoder":
-        return (stack, "embedding"), tensor.removeprefix("decoder.")
-    return (stack, "ln_post" if part == "ln_post" else "stem"), tensor.removeprefix("encoder.")
-
-
-class _MappedShard:
-    """One mapping and the views into it, by layer and name."""
-
-    def __init__(self, opened: BinaryIO, file: ShardFile, header: TensorFileHeader) -> None:
-        found = os.fstat(opened.fileno()).st_size
-        if found != file.n_bytes:
-            raise ShardCorrupt(f"{file.file} has {found} bytes, expected {file.n_bytes}")
-        try:
-            self._map = mmap.mmap(opened.fileno(), file.n_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-        except (OSError, OverflowError) as error:  # no room, or more bytes than a size_t counts
-            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-                raise ShardMissing(f"{file.file} cannot be mapped: {error.strerror}") from error
-            raise ShardNotMapped(
-                f"{file.file} of {file.n_bytes} bytes finds no room to be mapped: use residency stream, or smaller shards"
-            ) from error
-        self.layers: dict[LayerKey, dict[str, Weight]] = {}
-        self._ranges: dict[LayerKey, list[list[int]]] = {}  # bytes [begin, end) not read yet
-        buffer = memoryview(self._map)
-        for name, entry in header.entries.items():
-            if name.endswith(SCALE_SUFFIX):
-                continue
-            key, local = layer_of(name)
-            scale = header.entries.get(name + SCALE_SUFFIX)
-            weight = Weight(entry.view(buffer), None if scale is None else scale.view(buffer))  # type: ignore[arg-type]
-            self.layers.setdefault(key, {})[local] = weight
-        buffer.release()
-        for name, entry in sorted(header.entries.items(), key=lambda item: item[1].begin):
-            ranges = self._ranges.setdefault(layer_of(name)[0], [])
-            if ranges and ranges[-1][1] == entry.begin:
-                ranges[-1][1] = entry.end
-            else:
-                ranges.append([entry.begin, entry.end])
-
-    def read(self, key: LayerKey) -> bool:
-        """Bring a layer's pages into memory, so that load is load and compute is compute; False if that is done."""
-        ranges = self._ranges.pop(key, [])
-        for begin, end in ranges:
-            first = begin - begin % mmap.PAGESIZE
-            self._map.madvise(mmap.MADV_WILLNEED, first, end - first)
-        for begin, end in ranges:
-            pages = np.frombuffer(self._map, np.uint8, end - begin, begin)[:: mmap.PAGESIZE]
-            int(pages.sum(dtype=np.uint8))
-            del pages  # or the mapping could not be closed
-        return bool(ranges)
-
-    def unmap(self) -> None:
-        """Drop the views and the mapping. A view still held elsewhere is a fault of this package: BufferError."""
-        for weights in self.layers.values():
-            weights.clear()
-        self.layers.clear()
-        self._map.close()
 
 
 class ShardStore:
@@ -106,8 +35,8 @@ class ShardStore:
     Parameters
     ----------
     directory : Path
-    residency : str
-        One of `RESIDENCIES`.
+    residency : Residency, or one of `RESIDENCIES`
+        The plan to follow.
 
     Raises
     ------
@@ -115,26 +44,24 @@ class ShardStore:
         The directory's files are not what its manifest says; every file's SHA-256 is checked here.
     """
 
-    def __init__(self, directory: Path, residency: str = "resident") -> None:
-        if residency not in RESIDENCIES:
-            raise ValueError(f"residency is one of {', '.join(RESIDENCIES)}")
+    def __init__(self, directory: Path, residency: Residency | str = "resident") -> None:
         self.directory = directory
-        self.residency = residency
         self.manifest = read_manifest(directory)
         check_tensors(self.manifest)
-        self._mapped: dict[str, _MappedShard] = {}
-        self._file_of: dict[LayerKey, ShardFile] = {}
+        self.residency = named(residency, self.manifest) if isinstance(residency, str) else residency
         # Kept open: what was verified is what is mapped later, whatever takes its name meanwhile.
         self._opened: dict[str, tuple[BinaryIO, TensorFileHeader]] = {}
-        self._close_files = weakref.finalize(self, _close_all, self._opened)  # also where nobody calls `close`
+        self._pinned: dict[Piece, Reading] = {}
         try:
             for file in self.manifest.files:
                 self._opened[file.file] = open_verified(directory, self.manifest, file)
-                if file.stack != "tokenizer":
-                    self._file_of |= {layer_of(name)[0]: file for name in file.tensors}
         except BaseException:
-            self.close()
+            _close_all(self._opened)
             raise
+        self._cut = cut(self.manifest, {name: header for name, (_, header) in self._opened.items()}, self.residency)
+        self._stream = Stream(self._cut, self.residency.slots, self._file_of)
+        # Also where nobody calls `close`.
+        self._close_files = weakref.finalize(self, _close_all, self._opened, self._stream.orders)
 
     @property
     def dims(self) -> ModelDimensions:
@@ -144,8 +71,9 @@ class ShardStore:
     def layer(self, stack: str, layer: str, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
         """Weights of one layer, by name within the layer, for the length of a `with` block.
 
-        Mapping the shard and reading the layer's pages is added to `timings` as its load and its wait, the block itself
-        as its compute. Views must not outlive the block: the next layer may unmap them.
+        Added to `timings` are the seconds that mapping the shard and reading the layer's pages took (load), those that this
+        thread stood still for it (wait), and those of the block itself (compute). Views must not outlive the block: they
+        may be unmapped at its end. The decoder's `embedding` lacks the token embedding, which comes in `embedding_blocks`.
 
         Raises
         ------
@@ -154,15 +82,79 @@ class ShardStore:
         ShardNotMapped
             There is no room for it.
         """
+        with self._use(self._cut.layers[stack, layer], timings) as weights:
+            yield weights
+
+    def embedding_blocks(self, timings: LayerTimings) -> Iterator[tuple[slice, dict[str, Weight]]]:
+        """The token embedding, block of rows after block of rows: which rows, and a layer's weights as `layer` gives them.
+
+        What `layer` says holds for every block; together they count as one pass over the layer `embedding`.
+        """
+        for start, stop, place in self._cut.blocks:
+            with self._use(place, timings) as weights:
+                yield slice(start, stop), weights
+
+    def token_rows(self, tokens: Sequence[int], timings: LayerTimings) -> Weight:
+        """Copies of some rows of the token embedding, read from its file: nothing need be mapped for them.
+
+        Raises
+        ------
+        ShardMissing, ShardCorrupt
+            The file cannot be read, or has been cut short.
+        """
+        (file,) = (file for file in self.manifest.files if file.part == "embedding")
+        entries = self._opened[file.file][1].entries
         started = time.perf_counter()
-        shard = self._map(self._file_of[stack, layer], timings)
-        loaded = shard.read((stack, layer))
-        ready = time.perf_counter()
-        if loaded:
-            timings.add_load(stack, layer, ready - started)
-            timings.add_wait(stack, layer, ready - started)  # nothing is read ahead: all of it stands in the way
-        yield shard.layers[stack, layer]
-        timings.add_compute(stack, layer, time.perf_counter() - ready)
+        codes = self._rows(file, entries[TOKEN_EMBEDDING], tokens)
+        scale = entries.get(TOKEN_EMBEDDING + SCALE_SUFFIX)
+        rows = Weight(codes, None if scale is None else self._rows(file, scale, tokens))  # type: ignore[arg-type]
+        seconds = time.perf_counter() - started
+        timings.add_load("decoder", "embedding", seconds, 0)  # of the pass whose load counts already
+        timings.add_wait("decoder", "embedding", seconds, 0)
+        return rows
+
+    def _rows(self, file: ShardFile, entry: TensorEntry, rows: Sequence[int]) -> npt.NDArray[np.generic]:
+        row_bytes = (entry.end - entry.begin) // entry.shape[0]
+        descriptor = self._opened[file.file][0].fileno()
+        try:
+            data = b"".join(os.pread(descriptor, row_bytes, entry.begin + row * row_bytes) for row in rows)
+        except OSError as error:
+            raise ShardMissing(f"{file.file} cannot be read: {error.strerror}") from error
+        if len(data) < row_bytes * len(rows):
+            raise ShardCorrupt(f"{file.file} ends before its last row, expected {file.n_bytes} bytes")
+        return np.frombuffer(data, DTYPES[entry.dtype]).reshape(len(rows), entry.shape[1])
+
+    @contextmanager
+    def _use(self, place: Place, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
+        piece, number = place
+        part = piece.parts[number]
+        reading = self._pinned_reading(piece) if piece.is_pinned else self._stream.ask(piece)
+        try:
+            weights = reading.take(number, timings)
+        except BaseException:
+            self._stream.release(reading)
+            raise
+        reading.is_in_use = True
+        faults = _major_faults()
+        started = time.perf_counter()
+        yield weights
+        timings.add_compute(*part.key, time.perf_counter() - started, part.passes)
+        timings.compute_major_faults += _major_faults() - faults
+        reading.is_in_use = False
+        if number == len(piece.parts) - 1:
+            self._stream.release(reading)
+
+    def _pinned_reading(self, piece: Piece) -> Reading:
+        if piece not in self._pinned:
+            self._pinned[piece] = Reading(piece, self._file_of(piece))
+        return self._pinned[piece]
+
+    def _file_of(self, piece: Piece) -> BinaryIO:
+        return self._opened[piece.file.file][0]
+
+    def evict(self) -> None:
+        """Unmap what is streamed, and stop reading ahead: no layer will be asked for soon."""
+        self._stream.stop()
 
     def vocabulary(self) -> Vocabulary:
         """The vocabulary, copied out of its file."""
@@ -188,27 +180,20 @@ class ShardStore:
 
     def close(self) -> None:
         """Unmap everything and close the files; the store cannot be used any more."""
-        self._unmap_all()
+        self._stream.close()
+        while self._pinned:
+            self._pinned.popitem()[1].unmap()
         self._close_files()
 
-    def _unmap_all(self) -> None:
-        while self._mapped:
-            self._mapped.popitem()[1].unmap()
 
-    def _map(self, file: ShardFile, timings: LayerTimings) -> _MappedShard:
-        shard = self._mapped.get(file.file)
-        if shard is not None:
-            return shard
-        if self.residency == "stream":
-            self._unmap_all()
-        opened, header = self._opened[file.file]
-        shard = _MappedShard(opened, file, header)
-        self._mapped[file.file] = shard
-        timings.add_shard(file.n_bytes)
-        return shard
+def _major_faults() -> int:
+    """Pages that this thread has waited for because they were not in memory."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
 
 
-def _close_all(opened: dict[str, tuple[BinaryIO, TensorFileHeader]]) -> None:
+def _close_all(opened: dict[str, tuple[BinaryIO, TensorFileHeader]], orders: Orders | None = None) -> None:
+    if orders is not None:
+        orders.put(None)
     while opened:
         opened.popitem()[1][0].close()
 
