@@ -49,14 +49,19 @@ class Room:
 def place(rooms: Sequence[Room]) -> tuple[dict[str, int], int]:
     """Where each array begins, and how many bytes all of them take together.
 
-    The largest first, each at the lowest place that is free in all of its phases.
+    The largest first, each at the lowest place that is free in all of its phases; then again with each array in turn before
+    all others, of which the best counts: for every size of Whisper that takes no more than its widest phase.
     """
+    ordered = sorted(rooms, key=lambda room: -room.n_bytes)
+    orders = [[room, *(other for other in ordered if other is not room)] for room in ordered] or [ordered]
+    return min(map(_placed, orders), key=lambda placed: placed[1])
+
+
+def _placed(order: Sequence[Room]) -> tuple[dict[str, int], int]:
     placed: list[tuple[int, Room]] = []
-    for room in sorted(rooms, key=lambda room: -room.n_bytes):
+    for room in order:
         begin = 0
-        for start, other in sorted(
-            ((start, other) for start, other in placed if other.phases & room.phases), key=lambda p: p[0]
-        ):
+        for start, other in sorted(((s, o) for s, o in placed if o.phases & room.phases), key=lambda pair: pair[0]):
             if begin + room.n_bytes <= start:
                 break
             begin = max(begin, start + other.n_bytes)

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.cli_decoding import add_decoding_options
 from engine.cli_models import add_model_commands
+from engine.cli_plan import plan, size
 from engine.cli_recordings import FORMATS, one_line, say, silence_closed_output, transcribe, wer
 from engine.errors import EngineError, FetchFailed, InvalidOptions
 
@@ -45,6 +46,10 @@ def _transcribe(args: argparse.Namespace) -> None:
     transcribe(args, data_directory() / "models")
 
 
+def _plan(args: argparse.Namespace) -> None:
+    plan(args, data_directory() / "models")
+
+
 def _wer(args: argparse.Namespace) -> None:
     wer(args, data_directory() / "models")
 
@@ -64,6 +69,15 @@ def _parser() -> argparse.ArgumentParser:
     fetch.set_defaults(run=_fetch)
 
     add_model_commands(commands, weights)
+
+    foresee = commands.add_parser("plan", help="say what a model costs within a memory budget, before it runs")
+    foresee.add_argument("name", metavar="MODEL", help="a name or a directory")
+    foresee.add_argument("--budget", type=size, required=True, help="memory of the whole process: 90M")
+    foresee.add_argument("--read-bps", type=size, help="what the storage reads a second: 50M")
+    foresee.add_argument("--weights", **weights)
+    _add_kv_option(foresee)
+    foresee.add_argument("--json", action="store_true")
+    foresee.set_defaults(run=_plan)
 
     heard: dict[str, Any] = {"parents": [_model_options(weights)]}
     hear = commands.add_parser("transcribe", help="print what is said in recordings", **heard)
@@ -88,14 +102,21 @@ def _model_options(weights: dict[str, Any]) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(add_help=False)
     options.add_argument("--model", default=environment.get("THIMBLE_MODEL", "tiny.en"), help="a name or a directory")
     options.add_argument("--weights", **weights)
-    kv = environment.get("THIMBLE_KV", "int8")
-    options.add_argument("--kv", choices=KV, default=kv, help="what the decoder keeps of a window, and in which form")
-    residency = environment.get("THIMBLE_RESIDENCY", "resident")
-    options.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or one at a time")
+    _add_kv_option(options)
+    ways = options.add_mutually_exclusive_group()
+    residency = environment.get("THIMBLE_RESIDENCY")
+    ways.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or stream them")
+    budget = environment.get("THIMBLE_MEMORY_BUDGET") or None
+    ways.add_argument("--budget", type=size, default=budget, help="memory of the whole process, as 90M: how to run follows")
     tail = environment.get("THIMBLE_TAIL", "merged")
     options.add_argument("--tail", choices=TAIL, default=tail, help="merge the silence behind short sound, or compute it whole")
     options.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")
     return options
+
+
+def _add_kv_option(options: argparse.ArgumentParser) -> None:
+    kv = os.environ.get("THIMBLE_KV")
+    options.add_argument("--kv", choices=KV, default=kv, help="what the decoder keeps of a window, and how (int8)")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     args = parser.parse_args(arguments)
     for name, choices in (("weights", WEIGHTS), ("kv", KV), ("residency", RESIDENCY), ("tail", TAIL)):
-        if getattr(args, name, choices[0]) not in choices:  # argparse does not check what comes from the environment
+        if getattr(args, name, None) not in (None, *choices):  # argparse does not check what comes from the environment
             parser.error(f"THIMBLE_{name.upper()} is one of {', '.join(choices)}")
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = str(getattr(args, "threads", 1))

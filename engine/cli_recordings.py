@@ -42,7 +42,7 @@ def load_engine(args: argparse.Namespace, models: Path) -> Engine:
     from engine.published import find_model
     from engine.transcribe import Engine
 
-    return Engine(find_model(models, args.model, args.weights), args.kv, args.residency, args.tail)
+    return Engine(find_model(models, args.model, args.weights), args.kv, args.residency or "resident", args.tail, args.budget)
 
 
 def transcribe(args: argparse.Namespace, models: Path) -> None:

@@ -153,6 +153,12 @@ class NameTaken(EngineError):
     code = "name_taken"
 
 
+class MemoryBudgetExceeded(EngineError):
+    """The model cannot run in so few bytes."""
+
+    code = "memory_budget_exceeded"
+
+
 class MeasuringUnavailable(EngineError):
     """Error rates cannot be told: a package or a transcript is missing."""
 

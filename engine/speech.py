@@ -55,9 +55,9 @@ def first_stretch(log_mel: Float32) -> slice:
     frames : slice
         With `MARGIN_BLOCKS` of the pauses at both ends. All n frames where there is no pause.
     """
-    levels = _levels(log_mel * 4.0 - 4.0)
-    if len(levels) < PAUSE_BLOCKS:
+    if len(log_mel) < PAUSE_BLOCKS * BLOCK_FRAMES:
         return slice(0, len(log_mel))
+    levels = _levels(log_mel * 4.0 - 4.0)
     runs = np.lib.stride_tricks.sliding_window_view(np.maximum(levels, 10.0 * QUIET), PAUSE_BLOCKS)
     steady = runs.max(axis=1) - runs.min(axis=1) < STEADY_DECIBELS
     is_pause = np.convolve(steady, np.ones(PAUSE_BLOCKS, np.int64)) > 0

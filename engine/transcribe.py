@@ -13,8 +13,10 @@ from engine.dims import SAMPLE_RATE, Float32
 from engine.errors import AudioTooLong, Cancelled
 from engine.mel import LogMel
 from engine.model import Whisper
+from engine.plan import KV_CHOICES, make_plan, resident_bytes
 from engine.seek import SeekLoop
 from engine.segments import SECONDS_PER_FRAME, Segment
+from engine.shards.manifest import read_manifest
 from engine.shards.residency import Residency
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
@@ -68,18 +70,38 @@ class Engine:
         `merged` computes little of the silence that fills a window of less than 30 s of sound; `whole` all of it, as
         openai/whisper does.
 
+    budget_bytes : int or None
+        Resident memory that the process may have in all, with what it has already: residency follows from it, and the K/V
+        policy where none is asked for.
+
+    Attributes
+    ----------
+    plan : Plan or None
+        What was made of the budget.
+
     Raises
     ------
+    MemoryBudgetExceeded
+        The model cannot run in so little.
     ModelError
         The directory does not hold the whole, unaltered model.
     """
 
     def __init__(
-        self, directory: Path, kv: str = "int8", residency: Residency | str = "resident", tail: str = "merged"
+        self,
+        directory: Path,
+        kv: str | None = None,
+        residency: Residency | str = "resident",
+        tail: str = "merged",
+        budget_bytes: int | None = None,
     ) -> None:
-        self._store = ShardStore(directory, residency)
+        plan = None
+        if budget_bytes is not None:
+            plan = make_plan(read_manifest(directory), budget_bytes, resident_bytes(), KV_CHOICES if kv is None else (kv,))
+        self.plan = plan
+        self._store = ShardStore(directory, residency if plan is None else plan.residency)
         self._tokenizer = Tokenizer(self._store.vocabulary(), self._store.token_order)
-        self._model = Whisper(self._store, kv, tail)
+        self._model = Whisper(self._store, plan.kv if plan is not None else kv or KV_CHOICES[0], tail)
         self.model_bytes = self._store.manifest.n_bytes
         self.weights = self._store.manifest.weights
         self.kv_bytes = {"self": self._model.self_kv_bytes, "cross": self._model.cross_kv_bytes}

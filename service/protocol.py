@@ -23,9 +23,10 @@ class Load:
     model: str
     models_dir: str
     weights: str
-    kv: str
-    residency: str
+    kv: str | None
+    residency: str | None
     tail: str
+    budget_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

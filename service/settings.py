@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 PREFIX = "THIMBLE_"
 
@@ -15,6 +16,16 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
     """The place for a user's data (XDG Base Directory Specification)."""
     base = environ.get("XDG_DATA_HOME") or str(Path(environ.get("HOME", "/nonexistent"), ".local", "share"))
     return Path(base, "thimble")
+
+
+def _size(value: object) -> object:
+    """Bytes of a size such as 90M; K, M and G are powers of 1024, as Docker has them."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:I?B)?", value.strip().upper())
+    if found is None:
+        raise ValueError("is no size: write 90M, 1.5G or a number of bytes")
+    return int(float(found[1]) * (1 << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]))
 
 
 class Settings(BaseModel):
@@ -27,12 +38,16 @@ class Settings(BaseModel):
     host: Annotated[str, Field(description="Address to listen on; 0.0.0.0 for every interface")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0 takes a free one")] = 8000
     weights: Annotated[Literal["int8", "f16", "f32"], Field(description="How a fetched model's weights are stored")] = "int8"
-    kv: Annotated[Literal["int8", "f32", "shared-int8", "shared-f32", "int8-half"], Field(description="K/V cache policy")] = (
-        "int8"
-    )
-    residency: Annotated[Literal["resident", "stream"], Field(description="Keep all shards mapped, or one at a time")] = (
-        "resident"
-    )
+    memory_budget: Annotated[
+        int | None, BeforeValidator(_size), Field(ge=1, description="Memory of the worker, as 90M; how it runs follows from it")
+    ] = None
+    kv: Annotated[
+        Literal["int8", "f32", "shared-int8", "shared-f32", "int8-half"] | None,
+        Field(description="K/V cache policy; int8, or what the budget allows"),
+    ] = None
+    residency: Annotated[
+        Literal["resident", "stream"] | None, Field(description="Keep all shards mapped, or stream them; not beside a budget")
+    ] = None
     tail: Annotated[Literal["merged", "whole"], Field(description="Silence that fills a window: merged, or computed whole")] = (
         "merged"
     )
@@ -49,6 +64,13 @@ class Settings(BaseModel):
     drain_seconds: Annotated[
         float, Field(ge=0, le=3600, description="Seconds after SIGTERM in which accepted jobs may still finish")
     ] = 30.0
+
+    @field_validator("residency")
+    @classmethod
+    def _one_says_how_to_run(cls, residency: str | None, info: ValidationInfo) -> str | None:
+        if residency is not None and info.data.get("memory_budget") is not None:
+            raise ValueError("follows from THIMBLE_MEMORY_BUDGET: set one of them")
+        return residency
 
     @property
     def models_dir(self) -> Path:

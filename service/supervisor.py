@@ -172,9 +172,8 @@ class Supervisor:
 
     async def _load(self, worker: WorkerProcess) -> None:
         settings = self._settings
-        worker.send(
-            Load(settings.model, str(settings.models_dir), settings.weights, settings.kv, settings.residency, settings.tail)
-        )
+        how = settings.kv, settings.residency, settings.tail, settings.memory_budget
+        worker.send(Load(settings.model, str(settings.models_dir), settings.weights, *how))
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 answer = await worker.receive()

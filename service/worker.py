@@ -85,7 +85,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def _load(request: Load) -> Engine:
     directory = find_model(Path(request.models_dir), request.model, request.weights)
-    return Engine(directory, request.kv, request.residency, request.tail)
+    return Engine(directory, request.kv, request.residency or "resident", request.tail, request.budget_bytes)
 
 
 def _options(decoding: dict[str, Any]) -> DecodingOptions:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from engine.model.decoder import TextDecoder
-from engine.model.whisper import Whisper
+from engine.model.whisper import Whisper, arena_bytes
 
-__all__ = ["TextDecoder", "Whisper"]
+__all__ = ["TextDecoder", "Whisper", "arena_bytes"]

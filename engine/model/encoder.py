@@ -15,9 +15,9 @@ from engine.shards.store import ShardStore
 from engine.tail import Positions
 from engine.timings import LayerTimings
 
-SCORE_ROWS = 256
-"""Rows of attention scores that exist at a time: 1.5 MB for 1500 positions."""
-CONV_ROWS = 250
+SCORE_ROWS = 128
+"""Rows of attention scores that exist at a time: 0.8 MB for 1500 positions."""
+CONV_ROWS = 128
 """Positions of a convolution computed at a time."""
 
 

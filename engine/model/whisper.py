@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.arena import DECODE, ENCODE, FILL, Arena, Room
+from engine.arena import DECODE, ENCODE, FILL, Arena, Room, place
 from engine.dims import CONV_WIDTH, TILE_ROWS, Float32, ModelDimensions
-from engine.kv_cache import make_caches
+from engine.kv_cache import CrossKVCache, SelfKVCache, make_caches
 from engine.model.decoder import TextDecoder
 from engine.model.encoder import AudioEncoder
 from engine.shards.store import ShardStore
@@ -17,6 +17,27 @@ from engine.timings import LayerTimings
 
 N_SEQUENCES = 5
 """Sequences that the arena has room for: openai/whisper's number of draws and of beams."""
+
+
+def arena_bytes(dims: ModelDimensions, kv: str) -> int:
+    """What a window takes of a model of these dimensions, under a K/V policy."""
+    return place(window_rooms(dims, *make_caches(kv, dims)))[1]
+
+
+def window_rooms(dims: ModelDimensions, self_kv: SelfKVCache, cross_kv: CrossKVCache) -> list[Room]:
+    """All that a window needs of an arena."""
+    n_state = dims.n_audio_state
+    # Expanded whole: the second convolution; position encodings, or the keys of a sequence's own tokens; a head's keys of a
+    # window. Everything else comes in tiles.
+    cross_head = dims.n_audio_ctx * n_state // dims.n_text_head
+    whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), n_state * dims.n_text_ctx, cross_head)
+    return [
+        Room("scratch", (max(*whole, TILE_ROWS * n_state),), np.float32, frozenset({ENCODE, FILL, DECODE})),
+        Room("spare", (2, dims.n_audio_ctx, n_state), np.float32, frozenset({FILL})),
+        *AudioEncoder.rooms(dims),
+        *self_kv.rooms(N_SEQUENCES),
+        *cross_kv.rooms(),
+    ]
 
 
 class Whisper:
@@ -40,20 +61,8 @@ class Whisper:
 
     def __init__(self, store: ShardStore, kv: str, tail: str = "merged") -> None:
         dims = store.dims
-        n_state = dims.n_audio_state
-        # Expanded whole: the second convolution; position encodings, or the keys of a sequence's own tokens; a head's keys of a
-        # window. Everything else comes in tiles.
-        cross_head = dims.n_audio_ctx * n_state // dims.n_text_head
-        whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), n_state * dims.n_text_ctx, cross_head)
         self_kv, cross_kv = make_caches(kv, dims)
-        rooms = [
-            Room("scratch", (max(*whole, TILE_ROWS * n_state),), np.float32, frozenset({ENCODE, FILL, DECODE})),
-            Room("spare", (2, dims.n_audio_ctx, n_state), np.float32, frozenset({FILL})),
-            *AudioEncoder.rooms(dims),
-            *self_kv.rooms(N_SEQUENCES),
-            *cross_kv.rooms(),
-        ]
-        arena = Arena(rooms)
+        arena = Arena(window_rooms(dims, self_kv, cross_kv))
         self_kv.bind(arena)
         cross_kv.bind(arena)
         self._spare: Float32 = arena["spare"]

@@ -150,6 +150,18 @@ def test_choices_are_the_engines_and_the_services() -> None:
     assert set(cli.RESIDENCY) == set(RESIDENCIES) == set(get_args(Settings.model_fields["residency"].annotation))
 
 
+def test_a_plan_is_printed_and_a_budget_that_does_not_do_refused(tiny_en: Path) -> None:
+    foreseen = json.loads(thimble("plan", tiny_en, "--budget", "80M", "--read-bps", "50M", "--json").stdout)
+    assert foreseen["peak_bytes"] <= foreseen["budget_bytes"] == 80 << 20
+    assert foreseen["token_read_seconds"] == foreseen["token_read_bytes"] / (50 << 20)
+    table = thimble("plan", tiny_en, "--budget", "80M")
+    assert f"{foreseen['peak_bytes'] / (1 << 20):.0f}" in table.stdout
+    assert "stays mapped" in table.stdout
+    refused = thimble("plan", tiny_en, "--budget", "20M")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "[memory_budget_exceeded]" in refused.stderr
+
+
 def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
     assert thimble("convert", random_checkpoint, tmp_path / "m", "--weights", "f16").returncode == 0
     shown = thimble("inspect", tmp_path / "m")
@@ -212,6 +224,9 @@ def test_convert_random_writes_a_model_of_the_size_that_is_named(tmp_path: Path)
         (["reshard", "/nonexistent", "x", "--layers-per-shard", "all"], 1, "thimble fetch"),
         (["inspect", "/nonexistent"], 1, "thimble fetch"),
         (["fetch", "huge"], 1, "known: tiny.en, base"),
+        (["plan", "huge", "--budget", "90M"], 1, "no model directory"),
+        (["plan", "huge", "--budget", "90 bananas"], 2, "no size"),
+        (["transcribe", "--budget", "90M", "--residency", "stream", "x"], 2, "not allowed with"),
     ],
 )
 def test_wrong_calls(arguments: list[str], status: int, said: str, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from engine.model import Whisper
 from engine.shards.manifest import read_manifest
 from engine.shards.precision import kept_layers, layer_name, parse_keep
 from engine.shards.store import ShardStore
+from engine.tail import whole
 from engine.timings import LayerTimings
 from tests.engine.test_convert import stored
 from tests.random_checkpoint import DIMS
@@ -42,15 +43,19 @@ def converted(random_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory)
     return make
 
 
+WHOLE = whole(0, DIMS.n_audio_ctx)
+
+
 def encode(directory: Path) -> np.ndarray:
     model = Whisper(ShardStore(directory), "f32")
     log_mel = np.random.default_rng(2).uniform(-1.5, 1.5, (DIMS.n_frames, DIMS.n_mels)).astype(np.float32)
-    return model.encoder.encode(log_mel, LayerTimings(), lambda: None).copy()
+    return model.encoder.encode(log_mel, WHOLE, LayerTimings(), lambda: None).copy()
 
 
 def decode(directory: Path, audio_features: np.ndarray, residency: str = "resident") -> np.ndarray:
     model = Whisper(ShardStore(directory, residency), "f32")
-    model.decoder.begin_window(audio_features, model.encoder.spare, LayerTimings(), lambda: None)
+    spare = np.empty((2, *audio_features.shape), np.float32)
+    model.decoder.begin_window(audio_features, WHOLE.log_counts, spare, LayerTimings(), lambda: None)
     return np.stack([model.decoder.step([token], [0], LayerTimings())[0] for token in TOKENS])
 
 

@@ -124,6 +124,14 @@ def test_of_a_short_steady_sound_nothing_is_said_beforehand() -> None:
     assert is_speechless(np.zeros((0, 80), np.float32))
 
 
+@pytest.mark.parametrize("n_frames", [1, 9, 10, 499, 500])
+def test_a_rest_of_any_length_is_one_stretch(n_frames: int) -> None:
+    """What is left of a recording may be shorter than a block."""
+    rest = np.random.default_rng(0).uniform(-1.5, 1.5, (n_frames, 80)).astype(np.float32)
+    rest += np.linspace(0, 1, n_frames, dtype=np.float32)[:, None]
+    assert first_stretch(rest) == slice(0, n_frames)
+
+
 @pytest.mark.parametrize("kind", [*STEADY, "music", "keys"])
 def test_a13_twenty_clips_without_speech_are_empty(kind: str, tiny_en: Path, tmp_path: Path) -> None:
     """Silence, hiss and hum cost no encoder pass; music and clatter are the model's own judgement."""

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from engine.cli_plan import size
 from service.errors import ENGINE_STATUS, engine_error, error_body
 from service.job_options import JobOptions
 from service.job_queue import JobQueue, QueueFull
@@ -58,12 +59,28 @@ def test_settings_have_defaults_and_read_their_variables(tmp_path: Path) -> None
         ("THIMBLE_QUEUE_CAPACITY", "0"),
         ("THIMBLE_JOB_DEADLINE_SECONDS", "-1"),
         ("THIMBLE_MODEL", ""),
+        ("THIMBLE_MEMORY_BUDGET", "much"),
+        ("THIMBLE_MEMORY_BUDGET", "0"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     with pytest.raises(ValidationError) as caught:
         read_settings({"HOME": "/h", name: value})
     assert caught.value.errors()[0]["loc"][0] == name.removeprefix("THIMBLE_").lower()
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("90M", 90 << 20), ("1.5g", 3 << 29), ("64MiB", 64 << 20), ("8000K", 8_192_000), ("94371840", 94_371_840)],
+)
+def test_a_budget_is_written_as_a_size(text: str, n_bytes: int) -> None:
+    assert read_settings({"HOME": "/h", "THIMBLE_MEMORY_BUDGET": text}).memory_budget == n_bytes
+    assert size(text) == n_bytes  # the command line reads the same
+
+
+def test_a_budget_and_a_residency_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="follows from THIMBLE_MEMORY_BUDGET"):
+        read_settings({"HOME": "/h", "THIMBLE_MEMORY_BUDGET": "90M", "THIMBLE_RESIDENCY": "stream"})
 
 
 @pytest.mark.parametrize("state", JobState)
@@ -165,7 +182,7 @@ def test_a32_a_full_disk_has_its_own_answer(number: int, expected: int) -> None:
 
 
 MESSAGES: list[Message] = [
-    Load("tiny.en", "/m", "int8", "int8", "stream", "merged"),
+    Load("tiny.en", "/m", "int8", None, "stream", "merged", 90 << 20),
     Transcribe("a", "/p", {"temperatures": [0.0, 0.5]}, "srt", False, 9.5, 60.0),
     Cancel("a"),
     Ready(1, "int8", "reference", {"self": 2}),
