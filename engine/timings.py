@@ -33,8 +33,8 @@ class LayerTimings:
         `audio`, `mel`, `encode`, `detect`, `decode`, `align`.
     shard_loads, shard_bytes : int
         Mappings made and read, of whole shards or of blocks of the embedding, and the bytes behind them.
-    stored_bytes : int
-        Of these, bytes that came from storage and not from the page cache.
+    shard_read_bytes : int
+        Bytes of them that came from storage; the others were in the page cache.
     prefetch_hits, prefetch_waits : int
         Layers and blocks that a thread was to read ahead, and had when they were asked for; and those it had not.
     compute_major_faults : int
@@ -55,7 +55,7 @@ class LayerTimings:
     stages: dict[str, Tally] = field(default_factory=dict)
     shard_loads: int = 0
     shard_bytes: int = 0
-    stored_bytes: int = 0
+    shard_read_bytes: int = 0
     prefetch_hits: int = 0
     prefetch_waits: int = 0
     compute_major_faults: int = 0
@@ -99,7 +99,7 @@ class LayerTimings:
             "stages": [[name, tally.seconds, tally.count] for name, tally in self.stages.items()],
             "shard_loads": self.shard_loads,
             "shard_bytes": self.shard_bytes,
-            "stored_bytes": self.stored_bytes,
+            "shard_read_bytes": self.shard_read_bytes,
             "prefetch_hits": self.prefetch_hits,
             "prefetch_waits": self.prefetch_waits,
             "compute_major_faults": self.compute_major_faults,

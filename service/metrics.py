@@ -21,7 +21,7 @@ from service.jobs import Job, JobState
 from service.protocol import Finished, Ready
 
 LAYER_KINDS = {
-    "load": "Seconds that mapping a layer's shard and reading its pages took, per load.",
+    "load": "Seconds that mapping a layer's shard and reading its pages took, by whichever thread, per load.",
     "wait": "Seconds that arithmetic stood still for a layer's weights, per load.",
     "compute": "Seconds of arithmetic that one pass over a layer took.",
 }
@@ -156,6 +156,18 @@ class Metrics:
         )
         self._shard_loads = Counter("thimble_shard_loads", "Shards mapped.", registry=registry)
         self._shard_bytes = Counter("thimble_shard_mapped_bytes", "Bytes of the shards mapped.", registry=registry)
+        self._shard_read_bytes = Counter(
+            "thimble_shard_read_bytes", "Bytes of them that came from storage, and not from the page cache.", registry=registry
+        )
+        self._prefetch_hits = Counter(
+            "thimble_prefetch_hits", "Streamed layers that had been read ahead when they were asked for.", registry=registry
+        )
+        self._prefetch_waits = Counter(
+            "thimble_prefetch_waits", "Streamed layers that were still being read then.", registry=registry
+        )
+        self._compute_major_faults = Counter(
+            "thimble_compute_major_faults", "Pages that arithmetic waited for: read, and dropped before use.", registry=registry
+        )
         self._restarts = Counter("thimble_worker_restarts", "Workers replaced, by reason.", ("reason",), registry=registry)
         for reason in RESTART_REASONS:
             self._restarts.labels(reason)
@@ -196,6 +208,10 @@ class Metrics:
         self._repairs.inc(timings.get("repairs", 0))
         self._shard_loads.inc(timings.get("shard_loads", 0))
         self._shard_bytes.inc(timings.get("shard_bytes", 0))
+        self._shard_read_bytes.inc(timings.get("shard_read_bytes", 0))
+        self._prefetch_hits.inc(timings.get("prefetch_hits", 0))
+        self._prefetch_waits.inc(timings.get("prefetch_waits", 0))
+        self._compute_major_faults.inc(timings.get("compute_major_faults", 0))
 
     def job_ended(self, job: Job, outcome: object) -> None:
         """Count a job that is over."""

@@ -95,6 +95,8 @@ class Cut:
     ----------
     layers : dict of layer → Place
         The embedding's is what lies beside the token embedding.
+    table : (ShardFile, Stored)
+        The token embedding.
     blocks : list of (first row, row after the last, Place)
         Of the token embedding; one block where it is pinned.
     order : list of Piece
@@ -105,6 +107,7 @@ class Cut:
     """
 
     layers: dict[LayerKey, Place]
+    table: tuple[ShardFile, Stored]
     blocks: list[tuple[int, int, Place]]
     order: list[Piece]
     token_begin: int
@@ -146,6 +149,7 @@ def cut(manifest: Manifest, headers: Mapping[str, TensorFileHeader], residency: 
     places = {part: (piece, i) for piece in (*pinned, *of_window, *of_blocks) for i, part in enumerate(piece.parts)}
     return Cut(
         {key: places[part] for key, (_, part) in layers.items()},
+        (embedding, table),
         [(start, stop, places[part]) for (start, stop), (_, part) in zip(ranges, blocks, strict=True)],
         of_window + of_token,
         len(of_window) if of_token else 0,

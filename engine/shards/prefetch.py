@@ -20,7 +20,7 @@ from engine.shards.pieces import Cut, Part, Piece
 from engine.timings import LayerTimings
 
 Cost = tuple[float, int]
-"""Of reading a part: seconds, and bytes that came from storage (getrusage(2), by thread; 0 where the kernel counts none)."""
+"""Of reading a part: seconds, and bytes that came from storage and not from the page cache."""
 
 
 class Reading:
@@ -28,22 +28,30 @@ class Reading:
 
     Attributes
     ----------
-    stored_bytes : int
-        Bytes of the parts taken that came from storage; the others were in the page cache.
+    read_bytes : int
+        Bytes of the parts taken that came from storage.
+    has_failed : bool
+        Whether the thread met an error. It may be over: where the piece was read too early, it is read again.
     is_in_use : bool
         Whether arithmetic goes on with it, or ended in an error: then its views live as long as the traceback.
     """
 
     def __init__(self, piece: Piece, opened: BinaryIO) -> None:
         self.piece = piece
+        self.has_failed = False
         self.is_in_use = False
-        self.stored_bytes = 0
+        self.read_bytes = 0
         self._opened = opened
         self._mapping: Mapping | None = None
         self._n_taken = 0
 
-    def take(self, number: int, timings: LayerTimings) -> dict[str, Weight]:
+    def take(self, number: int, asked: float, timings: LayerTimings) -> dict[str, Weight]:
         """The weights of part `number`, once it and those before it are read; what that took is added to `timings`.
+
+        Parameters
+        ----------
+        asked : float
+            When it was asked for, by time.perf_counter: since then it is waited for.
 
         Raises
         ------
@@ -52,12 +60,13 @@ class Reading:
         """
         while self._n_taken <= number:
             part = self.piece.parts[self._n_taken]
-            started = time.perf_counter()
-            load_seconds, stored_bytes = self._cost(part, timings)
+            load_seconds, read_bytes = self._cost(part, timings)
+            ready = time.perf_counter()
             timings.add_load(*part.key, load_seconds, part.passes)
-            timings.add_wait(*part.key, time.perf_counter() - started, part.passes)
-            timings.stored_bytes += stored_bytes
-            self.stored_bytes += stored_bytes
+            timings.add_wait(*part.key, ready - asked, part.passes)
+            asked = ready
+            timings.shard_read_bytes += read_bytes
+            self.read_bytes += read_bytes
             if self._n_taken == 0:
                 timings.add_shard(self.piece.n_bytes)
             self._n_taken += 1
@@ -83,9 +92,9 @@ class Reading:
         return self._read(part, lambda: True)
 
     def _read(self, part: Part, is_wanted: Callable[[], bool]) -> Cost:
-        started, stored = time.perf_counter(), _stored_bytes()
+        started, before = time.perf_counter(), _read_bytes()
         self._mapped().read(part, is_wanted)
-        return time.perf_counter() - started, _stored_bytes() - stored
+        return time.perf_counter() - started, _read_bytes() - before
 
 
 class ReadingAhead(Reading):
@@ -104,6 +113,7 @@ class ReadingAhead(Reading):
                 if self._is_wanted:
                     self._results.put(self._read(part, lambda: self._is_wanted))
         except BaseException as error:  # it is raised where the piece is asked for
+            self.has_failed = True
             self._results.put(error)
         finally:
             self._is_over.set()
@@ -161,10 +171,10 @@ class Stream:
         """The reading of `piece`; those that come after it are begun, those that should have come before it given up."""
         while self._left:
             self._left.pop().unmap()
-        if all(reading.piece is not piece for _, reading in self._held):
-            self._drop(len(self._held))
+        found = [i for i, (_, reading) in enumerate(self._held) if reading.piece is piece and not reading.has_failed]
+        self._drop(found[0] if found else len(self._held))
+        if not found:
             self._begin(self._next_number(piece))
-        self._drop([reading.piece for _, reading in self._held].index(piece))
         if self._held[0][0] < self._token_begin <= self._newest:
             self._forget_uses()  # the encoder's pieces have been where the decoder's were
         self._newest = self._held[0][0]
@@ -175,7 +185,7 @@ class Stream:
         """Unmap what `ask` gave, and go on reading."""
         if self._held and self._held[0][1] is reading:
             piece = reading.piece
-            if piece in self._used and reading.stored_bytes > piece.n_bytes // 2:
+            if piece in self._used and reading.read_bytes > piece.n_bytes // 2:
                 self._uncached.add(piece)
             self._used.add(piece)
             self._held.popleft()
@@ -249,6 +259,6 @@ def _read(orders: Orders) -> None:
         reading.read_all()
 
 
-def _stored_bytes() -> int:
-    """Bytes that this thread has had read from storage."""
+def _read_bytes() -> int:
+    """Bytes that this thread has had read from storage; 0 where the kernel does not count them by thread."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_inblock * 512

@@ -19,9 +19,9 @@ from engine.dims import BLOCK, ModelDimensions
 from engine.errors import CheckpointInvalid, ManifestInvalid, ShardCorrupt, ShardMissing
 from engine.quantization import Weight
 from engine.shards.manifest import MANIFEST_FILE, SCALE_SUFFIX, Manifest, ShardFile, open_verified, read_manifest
-from engine.shards.pieces import Piece, Place, cut
+from engine.shards.pieces import LayerKey, Piece, Place, cut, layer_of
 from engine.shards.prefetch import Orders, Reading, Stream
-from engine.shards.residency import TOKEN_EMBEDDING, Residency, named
+from engine.shards.residency import Residency, named
 from engine.tensor_file import DTYPES, TensorEntry, TensorFileHeader
 from engine.timings import LayerTimings
 from engine.tokenizer import Vocabulary
@@ -102,12 +102,12 @@ class ShardStore:
         ShardMissing, ShardCorrupt
             The file cannot be read, or has been cut short.
         """
-        (file,) = (file for file in self.manifest.files if file.part == "embedding")
-        entries = self._opened[file.file][1].entries
         started = time.perf_counter()
-        codes = self._rows(file, entries[TOKEN_EMBEDDING], tokens)
-        scale = entries.get(TOKEN_EMBEDDING + SCALE_SUFFIX)
-        rows = Weight(codes, None if scale is None else self._rows(file, scale, tokens))  # type: ignore[arg-type]
+        file, (codes, scale) = self._cut.table
+        rows = Weight(
+            self._rows(file, codes, tokens),
+            None if scale is None else self._rows(file, scale, tokens),  # type: ignore[arg-type]
+        )
         seconds = time.perf_counter() - started
         timings.add_load("decoder", "embedding", seconds, 0)  # of the pass whose load counts already
         timings.add_wait("decoder", "embedding", seconds, 0)
@@ -128,9 +128,10 @@ class ShardStore:
     def _use(self, place: Place, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
         piece, number = place
         part = piece.parts[number]
+        asked = time.perf_counter()
         reading = self._pinned_reading(piece) if piece.is_pinned else self._stream.ask(piece)
         try:
-            weights = reading.take(number, timings)
+            weights = reading.take(number, asked, timings)
         except BaseException:
             self._stream.release(reading)
             raise
@@ -199,24 +200,31 @@ def _close_all(opened: dict[str, tuple[BinaryIO, TensorFileHeader]], orders: Ord
 
 
 def check_tensors(manifest: Manifest) -> None:
-    """The tensors are those of the dimensions, in dtypes that the kernels know.
+    """The tensors are those of the dimensions, a layer's in one file, in dtypes that the kernels know.
 
     Raises
     ------
     ManifestInvalid
     """
     shapes = {}
+    homes: dict[LayerKey, ShardFile] = {}
     for file in manifest.files:
         if file.stack == "tokenizer":
             if set(file.tensors) != VOCABULARY_TABLE:
                 raise ManifestInvalid(f"{file.file} holds other tensors than {', '.join(sorted(VOCABULARY_TABLE))}")
         else:
             _check_dtypes(file)
+            for key in {layer_of(name)[0] for name in file.tensors}:
+                if homes.setdefault(key, file) is not file:
+                    raise ManifestInvalid(f"{file.file} holds a part of {'.'.join(key)}, and {homes[key].file} another")
             shapes.update({n: shape for n, (_, shape) in file.tensors.items() if not n.endswith(SCALE_SUFFIX)})
     try:
         check_layout(shapes, manifest.dims)
     except CheckpointInvalid as error:
         raise ManifestInvalid(f"{MANIFEST_FILE}: {error}") from error
+    for key in (("decoder", "embedding"), ("decoder", "ln")):
+        if homes[key].part != "embedding":
+            raise ManifestInvalid(f"{homes[key].file} holds {'.'.join(key)}, which belongs to the embedding's file")
 
 
 def _check_dtypes(file: ShardFile) -> None:

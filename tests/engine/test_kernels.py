@@ -97,8 +97,9 @@ def test_log_sum_exp_does_not_overflow_and_of_nothing_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("n_scratch", [64, 640, 100_000])
-def test_probabilities_are_those_of_the_whole_product(n_scratch: int) -> None:
-    """Whatever the tile: 1, 10 or all rows of the vocabulary at a time."""
+@pytest.mark.parametrize("n_block", [301, 100])
+def test_probabilities_are_those_of_the_whole_product(n_block: int, n_scratch: int) -> None:
+    """Whatever the tile: 1, 10 or all rows of the vocabulary at a time; whatever the block that it is given in."""
     rng = np.random.default_rng(3)
     x, weight = rng.standard_normal((7, 64)).astype(np.float32), rng.standard_normal((301, 64)).astype(np.float32)
     chosen = rng.integers(0, 301, 7)
@@ -107,5 +108,8 @@ def test_probabilities_are_those_of_the_whole_product(n_scratch: int) -> None:
     expected /= expected.sum(1, keepdims=True)
     codes, scale = quantize_blocks(weight)
     for stored, tolerance in ((Weight(weight), 1e-5), (Weight(codes, scale), 0.05)):
-        found = kernels.probabilities(x, stored, chosen, np.zeros(n_scratch, np.float32))
+        probabilities = kernels.ChosenProbabilities(x, chosen, np.zeros(n_scratch, np.float32))
+        for start in range(0, 301, n_block):
+            probabilities.add(start, stored.rows(start, min(start + n_block, 301)))
+        found = probabilities.result()
         assert np.abs(found - expected[np.arange(7), chosen]).max() < tolerance

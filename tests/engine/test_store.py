@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from engine.checkpoints import open_checkpoint
 from engine.convert import convert
+from engine.dims import TILE_ROWS
 from engine.errors import EngineError, ManifestInvalid, ModelNotFound, ModelOutdated, ShardCorrupt, ShardMismatch, ShardMissing
-from engine.shards.manifest import MANIFEST_FILE, read_manifest
+from engine.shards.manifest import MANIFEST_FILE, file_sha256, read_manifest
+from engine.shards.residency import Residency
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
 from tests.random_checkpoint import random_tensors, write_ctranslate2
@@ -176,6 +180,40 @@ def test_a_damaged_manifest_is_refused(damage: Callable[[Path], None], model: Pa
         ShardStore(model)
 
 
+def test_a_layer_in_two_files_is_refused(model: Path) -> None:
+    """Files and manifest agree, so that nothing else is wrong with them."""
+    _move(model, "decoder.blocks.0.mlp.0.bias", "decoder-00-02.safetensors", "decoder-02-03.safetensors")
+    with pytest.raises(ManifestInvalid, match=r"holds a part of decoder\.0"):
+        ShardStore(model)
+
+
+def test_the_last_norm_beside_another_layer_is_refused(model: Path) -> None:
+    for name in ("decoder.ln.weight", "decoder.ln.bias"):
+        _move(model, name, "decoder-embedding.safetensors", "decoder-02-03.safetensors")
+    with pytest.raises(ManifestInvalid, match=r"decoder-02-03\.safetensors holds decoder\.ln"):
+        ShardStore(model)
+
+
+def _move(model: Path, tensor: str, source: str, target: str) -> None:
+    """Put a tensor into another shard, and let the manifest say so."""
+    moved = load_file(model / source)[tensor]
+    manifest = json.loads((model / MANIFEST_FILE).read_text())
+    for entry in manifest["files"]:
+        path = model / entry["file"]
+        tensors = load_file(path)
+        if entry["file"] == source:
+            del tensors[tensor]
+            entry["tensors"].pop(tensor)
+        elif entry["file"] == target:
+            tensors[tensor] = moved
+            entry["tensors"][tensor] = {"dtype": "F32", "shape": list(moved.shape)}
+        else:
+            continue
+        save_file(tensors, path, {"checkpoint": manifest["checkpoint"]})
+        entry |= {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    (model / MANIFEST_FILE).write_text(json.dumps(manifest))
+
+
 def test_no_manifest_says_how_to_get_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="thimble fetch"):
         ShardStore(tmp_path)
@@ -187,39 +225,57 @@ def _mappings(directory: Path) -> list[str]:
 
 
 LAYERS = [("encoder", "stem"), *(("encoder", str(i)) for i in range(3)), ("encoder", "ln_post")]
-LAYERS += [("decoder", "embedding"), *(("decoder", str(i)) for i in range(3)), ("decoder", "embedding")]
+LAYERS += [("decoder", str(i)) for i in range(3)]
+TOKEN = [("decoder", "embedding"), *(("decoder", str(i)) for i in range(3)), ("decoder", "ln")]
 
 
-def test_streaming_maps_one_shard_at_a_time_and_residence_keeps_all(model: Path) -> None:
+def use(store: ShardStore, timings: LayerTimings, n_tokens: int = 1) -> None:
+    """Ask for everything in the order of a window with so many tokens."""
+    for stack, layer in LAYERS:
+        with store.layer(stack, layer, timings) as weights:
+            assert weights
+    for _ in range(n_tokens):
+        for stack, layer in TOKEN:
+            with store.layer(stack, layer, timings) as weights:
+                assert weights
+        for _rows, weights in store.embedding_blocks(timings):
+            assert weights["token_embedding.weight"].data.any()
+
+
+def test_streaming_unmaps_what_residence_keeps(model: Path) -> None:
     stream, resident = ShardStore(model, "stream"), ShardStore(model, "resident")
     assert not _mappings(model)
     timings = LayerTimings()
-    for stack, layer in LAYERS:
-        with stream.layer(stack, layer, timings) as weights:
-            assert len(_mappings(model)) == 1
-            assert weights
-    assert timings.shard_loads == 7  # the embedding begins and ends a step
+    use(stream, timings)
+    assert timings.shard_loads == 3 + 2 + 2 + 1 + 1  # the embedding, and what lies beside it
+    stream.evict()
+    assert set(_mappings(model)) == {"decoder-embedding.safetensors"}  # beside it: two runs, one of the norm's page
     stream.close()
     assert not _mappings(model)
     for _ in range(2):
-        for stack, layer in LAYERS:
-            with resident.layer(stack, layer, timings):
-                pass
+        use(resident, timings)
     assert len(_mappings(model)) == 6
-    assert timings.shard_loads == 7 + 6
+    assert timings.shard_loads == 9 + 6
     resident.close()
     assert not _mappings(model)
 
 
-def test_every_layer_has_its_own_load_and_compute(model: Path) -> None:
-    store, timings = ShardStore(model, "stream"), LayerTimings()
-    for stack, layer in LAYERS:
-        with store.layer(stack, layer, timings):
-            pass
+@pytest.mark.parametrize("slots", [1, 2])
+def test_every_layer_has_its_own_load_and_compute(slots: int, model: Path) -> None:
+    """A token is one pass over the embedding, and one over what lies beside it."""
+    store, timings = ShardStore(model, Residency(frozenset(), slots, TILE_ROWS)), LayerTimings()
+    use(store, timings, n_tokens=4)
     store.close()
-    assert set(timings.load) == set(timings.wait) == set(timings.compute) == set(LAYERS)
-    assert timings.wait == timings.load  # nothing is read ahead
-    assert timings.load["decoder", "embedding"].count == 2
+    assert set(timings.load) == set(timings.wait) == set(timings.compute) == {*LAYERS, *TOKEN}
+    counts = {layer: tally.count for layer, tally in timings.compute.items()}
+    assert counts == dict.fromkeys(LAYERS[:5], 1) | dict.fromkeys(LAYERS[5:], 5) | {TOKEN[0]: 8, TOKEN[-1]: 4}
+    loads = {layer: tally.count for layer, tally in timings.load.items()}
+    assert loads == dict.fromkeys(LAYERS[:5], 1) | dict.fromkeys(LAYERS[5:], 5) | {TOKEN[0]: 1 + 4, TOKEN[-1]: 1}
+    if slots == 1:  # nothing is read ahead: all of it stands in the way
+        assert all(timings.wait[layer].seconds >= load.seconds for layer, load in timings.load.items())
+        assert timings.prefetch_hits == timings.prefetch_waits == 0
+    else:
+        assert timings.prefetch_hits + timings.prefetch_waits == 5 + 5 * 3 + 4
 
 
 def test_weights_are_views_of_the_mapping_and_read_only(model: Path) -> None:
@@ -264,12 +320,11 @@ def test_a_model_that_takes_the_name_of_a_verified_one_is_not_mixed_with_it(mode
 
 
 def test_no_descriptor_stays_open(model: Path) -> None:
+    gc.collect()  # what other tests have left
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(20):
         store = ShardStore(model, "stream")
-        for stack, layer in LAYERS:
-            with store.layer(stack, layer, LayerTimings()):
-                pass
+        use(store, LayerTimings())
         store.close()
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 

@@ -24,6 +24,10 @@ TIMINGS = {
     "stages": [["encode", 2.5, 1], ["decode", 1.25, 1]],
     "shard_loads": 3,
     "shard_bytes": 1000,
+    "shard_read_bytes": 600,
+    "prefetch_hits": 7,
+    "prefetch_waits": 2,
+    "compute_major_faults": 5,
 }
 
 
@@ -52,6 +56,11 @@ def test_layer_summaries_add_up(metrics: Metrics) -> None:
     assert value(metrics, f"thimble_layer_wait_seconds_sum{labels}") == 0.5
     assert value(metrics, 'thimble_stage_seconds_sum{stage="encode"}') == 5.0
     assert value(metrics, "thimble_shard_loads_total") == 6
+    assert value(metrics, "thimble_shard_mapped_bytes_total") == 2000
+    assert value(metrics, "thimble_shard_read_bytes_total") == 1200
+    assert value(metrics, "thimble_prefetch_hits_total") == 14
+    assert value(metrics, "thimble_prefetch_waits_total") == 4
+    assert value(metrics, "thimble_compute_major_faults_total") == 10
     assert value(metrics, "thimble_queue_depth") == 3
 
 
