@@ -21,6 +21,7 @@ from engine.shards.manifest import Manifest, read_manifest
 from engine.shards.pieces import Place
 from engine.shards.residency import RESIDENCIES, Residency, block_bytes, named
 from engine.shards.store import ShardStore
+from engine.tail import whole
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from tests.conftest import Recording
@@ -58,7 +59,7 @@ def results(store: ShardStore, log_mel: np.ndarray) -> list[np.ndarray]:
     """Of two windows: audio features, logits of every token, probabilities of a text."""
     model, timings, out = Whisper(store, "int8"), LayerTimings(), []
     for window in (log_mel, -log_mel):
-        out.append(model.encoder.encode(window, timings, lambda: None).copy())
+        out.append(model.encoder.encode(window, whole(0, model.dims.n_audio_ctx), timings, lambda: None).copy())
         model.begin_window(window, timings, lambda: None)
         out.append(model.decoder.step(TOKENS[:3], [0, 2], timings))
         out += [model.decoder.step([token], [0], timings) for token in TOKENS[3:]]
