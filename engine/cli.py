@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from engine.cli_bench import bench
 from engine.cli_decoding import add_decoding_options
 from engine.cli_models import add_model_commands
 from engine.cli_plan import plan, size
@@ -50,6 +51,10 @@ def _plan(args: argparse.Namespace) -> None:
     plan(args, data_directory() / "models")
 
 
+def _bench(args: argparse.Namespace) -> None:
+    bench(args, data_directory() / "models")
+
+
 def _wer(args: argparse.Namespace) -> None:
     wer(args, data_directory() / "models")
 
@@ -86,6 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     hear.add_argument("--beside", action="store_true", help="write each result beside its recording, not to standard output")
     add_decoding_options(hear)
     hear.set_defaults(run=_transcribe)
+
+    measure = commands.add_parser("bench", help="show where the seconds and the bytes of a recording go", **heard)
+    measure.add_argument("audio", type=Path, metavar="AUDIO")
+    measure.add_argument("--json", action="store_true")
+    add_decoding_options(measure)
+    measure.set_defaults(run=_bench)
 
     rate = commands.add_parser("wer", help="error rates over recordings with transcripts", **heard)
     rate.add_argument("manifest", type=Path, help="a JSON object a line: path, text, and set, language")

@@ -167,6 +167,20 @@ def test_a_plan_is_printed_and_a_budget_that_does_not_do_refused(tiny_en: Path) 
     assert "[memory_budget_exceeded]" in refused.stderr
 
 
+def test_bench_tells_every_layer_and_the_peaks(tiny_en: Path, recordings: dict[str, Recording]) -> None:
+    arguments = ["bench", "--model", tiny_en, "--budget", "70M", recordings["digits"].path]
+    figures = json.loads(thimble(*arguments, "--json").stdout)
+    assert {(stack, layer) for stack, layer, *_ in figures["timings"]["layers"]} >= {("encoder", "0"), ("decoder", "3")}
+    assert figures["tokens"] > 5
+    assert figures["tokens_per_second"] > 0
+    assert figures["shard_bytes"] > 30 << 20  # nothing stays under this budget: read again at every token
+    assert 30 << 20 < figures["anonymous_bytes"] + figures["file_bytes"] <= figures["peak_resident_bytes"] + (1 << 20)
+    assert figures["peak_resident_bytes"] <= figures["planned_peak_bytes"] + (2 << 20)
+    table = thimble(*arguments).stdout
+    assert "decoder embedding" in table
+    assert "tokens per second" in table
+
+
 def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
     assert thimble("convert", random_checkpoint, tmp_path / "m", "--weights", "f16").returncode == 0
     shown = thimble("inspect", tmp_path / "m")

@@ -1,0 +1,83 @@
+"""`thimble bench`: where the seconds and the bytes of one recording go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.timings import LayerTimings, Tally
+
+
+def bench(args: argparse.Namespace, models: Path) -> None:
+    """Transcribe once, and print seconds by stage and layer, bytes, tokens a second and the peaks of memory."""
+    from engine.cli_decoding import decoding_options
+    from engine.cli_recordings import load_engine
+    from engine.timings import LayerTimings
+
+    options, timings = decoding_options(args), LayerTimings()
+    engine = load_engine(args, models)
+    started = time.perf_counter()
+    transcript = engine.transcribe(args.audio, timings, options)
+    seconds = time.perf_counter() - started
+    decode = timings.stages.get("decode")
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    figures: dict[str, float] = {
+        "audio_seconds": transcript.seconds,
+        "seconds": seconds,
+        "tokens": transcript.n_tokens,
+        "tokens_per_second": transcript.n_tokens / decode.seconds if decode is not None else 0.0,
+        "shard_loads": timings.shard_loads,
+        "shard_bytes": timings.shard_bytes,
+        "prefetch_hits": timings.prefetch_hits,
+        "prefetch_waits": timings.prefetch_waits,
+        "compute_major_faults": timings.compute_major_faults,
+        # proc(5): kB are KiB
+        "peak_resident_bytes": int(status["VmHWM"].split()[0]) << 10,
+        "anonymous_bytes": int(status["RssAnon"].split()[0]) << 10,
+        "file_bytes": int(status["RssFile"].split()[0]) << 10,
+        "control_group_peak_bytes": _control_group_peak(),
+    }
+    if engine.plan is not None:
+        figures["planned_peak_bytes"] = engine.plan.peak_bytes
+    if args.json:
+        print(json.dumps(figures | {"timings": timings.to_json()}))
+    else:
+        _print_tables(timings, figures)
+
+
+def _print_tables(timings: LayerTimings, figures: dict[str, float]) -> None:
+    print(f"{'layer':20} {'passes':>7} {'load ms':>9} {'wait ms':>9} {'compute ms':>11}")
+    for (stack, layer), compute in timings.compute.items():
+        load, wait = timings.load.get((stack, layer)), timings.wait.get((stack, layer))
+        columns = f"{_milliseconds(load):9.1f} {_milliseconds(wait):9.1f} {_milliseconds(compute):11.1f}"
+        print(f"{stack + ' ' + layer:20} {compute.count:7} {columns}")
+    print(f"\n{'stage':20} {'times':>7} {'ms':>9}")
+    for name, tally in timings.stages.items():
+        print(f"{name:20} {tally.count:7} {_milliseconds(tally):9.1f}")
+    print()
+    for name, value in figures.items():
+        shown = f"{value / (1 << 20):.1f} MiB" if name.endswith("_bytes") else f"{value:.2f}".removesuffix(".00")
+        print(f"{name.removesuffix('_bytes').replace('_', ' '):24} {shown:>12}")
+
+
+def _milliseconds(tally: Tally | None) -> float:
+    return 0.0 if tally is None else 1e3 * tally.seconds
+
+
+def _control_group_peak() -> int:
+    """Bytes, page cache counted, of the group that this process is in (cgroups(7)); 0 where there is none to be read."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            file = Path("/sys/fs/cgroup/memory" + path, "memory.max_usage_in_bytes")
+        elif controllers == "":
+            file = Path("/sys/fs/cgroup" + path, "memory.peak")
+        else:
+            continue
+        if file.exists():
+            return int(file.read_text())
+    return 0
