@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.long_recording --model DIR [--hours 3] SPEECH_DIR SET [SET …]
 
-Joins the sets' recordings, over and over, with pauses of 10 to 90 s of faint hiss between them, until the hours are full.
+Joins the sets' recordings, over and over, with pauses of 10 to 90 s of faint hiss between them, until the hours are full; the
+first minute has no pauses, so that its windows are full ones.
 Transcribes the first minute of it, the whole, and each recording alone, in processes of their own; prints the peaks of
 resident memory, and the errors of the whole beside the sum of its parts.
 """
@@ -38,7 +39,8 @@ def join(rows: list[Row], speech: Path, hours: float, out: Path) -> list[Row]:
         while True:
             row = rows[len(said) % len(rows)]
             samples = np.concatenate(list(read_blocks(speech / row.path)))
-            pause = HISS * noise.standard_normal(int(draw.uniform(*PAUSE_SECONDS) * SAMPLE_RATE))
+            seconds = 0.0 if n_samples < 60 * SAMPLE_RATE else draw.uniform(*PAUSE_SECONDS)
+            pause = HISS * noise.standard_normal(int(seconds * SAMPLE_RATE))
             if n_samples + len(samples) + len(pause) > end:
                 file.write(HISS * noise.standard_normal(end - n_samples))
                 return said
