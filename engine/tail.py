@@ -15,7 +15,7 @@ from engine.dims import FRAMES_PER_POSITION, Float32
 
 EDGE_POSITIONS = 25
 """Behind the sound's end that are kept whole: 0.5 s. There the padding's beginning is heard."""
-SCHEDULE = ((1500, 4),)
+SCHEDULE = ((300, 2), (1500, 4))
 """Behind the edge: so many positions, one kept of so many; then the next pair, to the window's end."""
 
 
