@@ -81,7 +81,9 @@ def measure(model: Path, budget: int, recording: Path) -> tuple[Plan, int, str]:
     return tuple(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("mib", [120, 93, 83, 73, 66])
+@pytest.mark.parametrize(
+    "mib", [120, pytest.param(93, marks=pytest.mark.slow), 83, pytest.param(73, marks=pytest.mark.slow), 66]
+)
 def test_the_peak_is_the_one_foreseen(mib: int, tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path) -> None:
     """Within a tenth, and not more than 2 MiB above; half a minute, so that a window's buffers are used whole."""
     samples, rate = soundfile.read(recordings["long"].path, frames=31 * SAMPLE_RATE)
