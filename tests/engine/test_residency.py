@@ -47,12 +47,15 @@ def log_mel() -> np.ndarray:
 
 
 def plans(manifest: Manifest) -> Iterator[Residency]:
-    """Nothing pinned, everything, each file alone, all but one; each with one to three slots, blocks of one tile and of two."""
-    files = frozenset(file.file for file in manifest.files if file.stack != "tokenizer")
-    pinned = [frozenset[str](), files, *(frozenset({name}) for name in files), *(files - {name} for name in files)]
-    for number, names in enumerate(pinned):
-        for slots in (1, 2, 3):
-            yield Residency(names, slots, TILE_ROWS * (1 + (number + slots) % 2))
+    """Nothing pinned with one to three slots; of INT8 weights also each file alone, all but one, and all."""
+    for slots in (1, 2, 3):
+        yield Residency(frozenset(), slots, TILE_ROWS * slots)
+    if manifest.weights == "int8":
+        files = frozenset(file.file for file in manifest.files if file.stack != "tokenizer")
+        for number, name in enumerate(sorted(files)):
+            yield Residency(frozenset({name}), 2 + number % 2, TILE_ROWS)
+            yield Residency(files - {name}, 1 + number % 2, 2 * TILE_ROWS)
+        yield Residency(files, 2, TILE_ROWS)
 
 
 def results(store: ShardStore, log_mel: np.ndarray) -> list[np.ndarray]:
