@@ -93,8 +93,8 @@ def test_a_name_that_is_no_utf_8_is_a_files_all_the_same(
 def test_decoding_options_reach_the_engine(tiny_en: Path, recordings: dict[str, Recording]) -> None:
     options = ["--word-timestamps", "--beam-size", "2", "--prompt", "Numbers", "--temperature", "0,0.5", "--seed", "3"]
     done = thimble("transcribe", "--model", tiny_en, "--format", "json", *options, recordings["digits"].path)
-    (segment,) = json.loads(done.stdout)["segments"]
-    assert len(segment["words"]) == 10
+    segments = json.loads(done.stdout)["segments"]
+    assert sum(len(segment["words"]) for segment in segments) == 10
     assert json.loads(done.stdout)["language"] == "en"
 
 

@@ -92,7 +92,16 @@ def test_a18_a_prompt_is_never_said(hear: Hear, recordings: dict[str, Recording]
         assert bool(said) == bool(samples.any())
 
 
-@pytest.mark.parametrize("seconds", [27.0, 29.5, 30.0, 30.4, 59.9])
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(27.0, marks=pytest.mark.slow),
+        29.5,
+        30.0,
+        pytest.param(30.4, marks=pytest.mark.slow),
+        pytest.param(59.9, marks=pytest.mark.slow),
+    ],
+)
 def test_a19_the_last_words_are_there_wherever_the_window_ends(
     seconds: float, hear: Hear, recordings: dict[str, Recording]
 ) -> None:
