@@ -59,7 +59,7 @@ def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
 def layer_table(page: str) -> str:
     """Seconds of load and compute per layer, from the metrics page."""
     values = {(stack, layer, name): float(value) for name, layer, stack, value in SAMPLE.findall(page)}
-    order = {"stem": -1, "ln_post": 998, "embedding": 999}
+    order = {"stem": -1, "ln_post": 997, "ln": 998, "embedding": 999}
     layers = sorted({key[:2] for key in values}, key=lambda k: (k[0] != "encoder", order.get(k[1]) or int(k[1] or 0)))
     lines = [f"{'stack':8} {'layer':>9} {'passes':>7} {'load ms':>9} {'compute ms':>11}"]
     for stack, layer in layers:
