@@ -70,6 +70,8 @@ def fetch(
     """
     model = MODELS[name]
     directory.parent.mkdir(parents=True, exist_ok=True)
+    if _is_in_place(directory):  # whoever only looks needs no lock, and is not refused for another who looks
+        return False
     with _alone(directory.parent):
         return _fetch(model, directory, weights, hub_endpoint, report)
 
@@ -88,7 +90,7 @@ def _alone(models: Path) -> Iterator[None]:
 
 
 def _fetch(model: PublishedModel, directory: Path, weights: str, hub_endpoint: str, report: Callable[[str], None]) -> bool:
-    if (directory / MANIFEST_FILE).exists() and _is_whole(directory, report):
+    if _is_in_place(directory, report):  # the fetch that held the lock until now has brought it
         return False
     download = directory.with_name(f".{directory.name}.download")
     shutil.rmtree(download, ignore_errors=True)
@@ -104,7 +106,9 @@ def _fetch(model: PublishedModel, directory: Path, weights: str, hub_endpoint: s
     return True
 
 
-def _is_whole(directory: Path, report: Callable[[str], None]) -> bool:
+def _is_in_place(directory: Path, report: Callable[[str], None] = lambda line: None) -> bool:
+    if not (directory / MANIFEST_FILE).exists():
+        return False
     try:
         verify(directory, read_manifest(directory))
     except ModelError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.server
 import os
 import shutil
@@ -223,6 +224,20 @@ def test_two_fetches_at_once_do_not_delete_each_others_files(
     assert fetch("small.test", models / "x", hub_endpoint=hub[0], report=report)
     assert refused
     verify(models / "x", read_manifest(models / "x"))
+
+
+def test_a_model_that_is_there_is_told_while_another_fetch_is_under_way(
+    hub: tuple[str, Path], published: PublishedModel, tmp_path: Path
+) -> None:
+    """Two test runs side by side on one data directory looked at one moment, and one of them failed."""
+    models = tmp_path / "models"
+    fetch("small.test", models / "x", hub_endpoint=hub[0])
+    descriptor = os.open(models, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        assert not fetch("small.test", models / "x", hub_endpoint=NOWHERE)
+    finally:
+        os.close(descriptor)
 
 
 def test_unknown_names() -> None:
