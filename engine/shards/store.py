@@ -7,7 +7,8 @@ import resource
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -59,6 +60,8 @@ class ShardStore:
             _close_all(self._opened)
             raise
         self._cut = cut(self.manifest, {name: header for name, (_, header) in self._opened.items()}, self.residency)
+        # Nothing refers back to the store: one that nobody closes goes at once, and not when the collector comes.
+        self._file_of = partial(_file_of, self._opened)
         self._stream = Stream(self._cut, self.residency.slots, self._file_of)
         # Also where nobody calls `close`.
         self._close_files = weakref.finalize(self, _close_all, self._opened, self._stream.orders)
@@ -67,8 +70,7 @@ class ShardStore:
     def dims(self) -> ModelDimensions:
         return self.manifest.dims
 
-    @contextmanager
-    def layer(self, stack: str, layer: str, timings: LayerTimings) -> Iterator[dict[str, Weight]]:
+    def layer(self, stack: str, layer: str, timings: LayerTimings) -> AbstractContextManager[dict[str, Weight]]:
         """Weights of one layer, by name within the layer, for the length of a `with` block.
 
         Added to `timings` are the seconds that mapping the shard and reading the layer's pages took (load), those that this
@@ -82,8 +84,7 @@ class ShardStore:
         ShardNotMapped
             There is no room for it.
         """
-        with self._use(self._cut.layers[stack, layer], timings) as weights:
-            yield weights
+        return self._use(self._cut.layers[stack, layer], timings)
 
     def embedding_blocks(self, timings: LayerTimings) -> Iterator[tuple[slice, dict[str, Weight]]]:
         """The token embedding, block of rows after block of rows: which rows, and a layer's weights as `layer` gives them.
@@ -150,9 +151,6 @@ class ShardStore:
             self._pinned[piece] = Reading(piece, self._file_of(piece))
         return self._pinned[piece]
 
-    def _file_of(self, piece: Piece) -> BinaryIO:
-        return self._opened[piece.file.file][0]
-
     def evict(self) -> None:
         """Unmap what is streamed, and stop reading ahead: no layer will be asked for soon."""
         self._stream.stop()
@@ -185,6 +183,10 @@ class ShardStore:
         while self._pinned:
             self._pinned.popitem()[1].unmap()
         self._close_files()
+
+
+def _file_of(opened: dict[str, tuple[BinaryIO, TensorFileHeader]], piece: Piece) -> BinaryIO:
+    return opened[piece.file.file][0]
 
 
 def _major_faults() -> int:
