@@ -18,6 +18,7 @@ from engine.shards.manifest import Manifest, read_manifest
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from tests.conftest import Recording
+from tests.limits import limited_group
 
 MIB = 1 << 20
 PROCESS = 36 * MIB
@@ -105,3 +106,36 @@ def test_every_plan_hears_the_same(tiny_en: Path, manifest: Manifest, recordings
     expected = hear(Engine(tiny_en))
     for plan in ways(manifest)[1::2]:
         assert hear(Engine(tiny_en, residency=plan.residency)) == expected
+
+
+PAUSED = """
+import json, sys; from pathlib import Path
+from engine.decoding import DecodingOptions; from engine.transcribe import Engine; from engine.timings import LayerTimings
+engine = Engine(Path(sys.argv[1]), budget_bytes=int(sys.argv[2]))
+asked = 0
+def should_stop():
+    global asked
+    asked += 1
+    if asked == 20:  # the encoder is through, some tokens are decoded
+        print(engine.plan.peak_bytes, flush=True)
+        sys.stdin.readline()
+    return False
+options = DecodingOptions(temperatures=(0.0,))
+print(engine.transcribe(Path(sys.argv[3]), LayerTimings(), options, should_stop=should_stop).text)
+"""
+
+
+@pytest.mark.parametrize("mib", [66, pytest.param(83, marks=pytest.mark.slow)])
+def test_a_limit_lowered_to_what_was_foreseen_in_the_middle_of_a_job_is_lived_under(
+    mib: int, tiny_en: Path, recordings: dict[str, Recording]
+) -> None:
+    """Page cache and kernel memory count too: the kernel drops what it can, and takes nothing that the job needs."""
+    with limited_group() as group:
+        command = [sys.executable, "-c", PAUSED, str(tiny_en), str(mib * MIB), str(recordings["long"].path)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, preexec_fn=group.enter, **pipes) as process:  # type: ignore[call-overload]
+            group.limit(int(process.stdout.readline()))
+            text, _ = process.communicate("\n", timeout=300)
+            assert process.returncode == 0
+            assert group.oom_kills() == 0
+    assert text.split()[:5] == ["A", "small", "computer", "sits", "on"]

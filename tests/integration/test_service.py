@@ -625,6 +625,31 @@ def test_a_damaged_model_is_never_ready_and_a_mended_one_is(
         assert service.spooled() == []
 
 
+def test_a_shard_cut_short_in_the_middle_of_a_job_is_named(
+    tiny_en: Path, tmp_path: Path, recordings: dict[str, Recording], half_minute: Recording
+) -> None:
+    """Its mapping has no pages any more: the worker dies of SIGBUS, and the next one finds which shard it was."""
+    model = Path(shutil.copytree(tiny_en, tmp_path / "model"))
+    with running(tmp_path, MODEL=str(model)) as service, concurrent.futures.ThreadPoolExecutor() as pool:
+        worker = service.worker_pid()
+        job = pool.submit(service.post, half_minute.path)
+        time.sleep(1.5)
+        assert not job.done()
+        os.truncate(model / "decoder-02-04.safetensors", 4096)
+        while not job.done():
+            assert service.client.get("/healthz").status_code == 200
+            time.sleep(0.05)
+        refused = job.result()
+        assert (refused.status_code, code(refused)) == (503, "shard_corrupt")
+        assert "decoder-02-04.safetensors" in refused.json()["error"]["message"]
+        assert [line["cause"] for line in service.lines() if line["event"] == "worker died"] == ["killed by SIGBUS"]
+        shutil.copy(tiny_en / "decoder-02-04.safetensors", model)
+        service.wait_for("/readyz", 200)
+        assert service.worker_pid() != worker
+        assert said(service.post(recordings["digits"].path))
+        assert service.spooled() == []
+
+
 def test_a36_descriptors_and_threads_stay_flat(service: Service, recordings: dict[str, Recording]) -> None:
     def counts() -> list[int]:
         pids = (service.process.pid, service.worker_pid())
