@@ -1,9 +1,10 @@
-"""A14: fifty requests in random order on one worker, and the same fifty on a fresh worker each."""
+"""A14: fifty requests in random order on one worker, and the same fifty on a fresh worker each; and ten times fifty on one."""
 
 from __future__ import annotations
 
 import io
 import random
+import resource
 from pathlib import Path
 
 import httpx
@@ -78,3 +79,26 @@ def test_a14_fifty_requests_on_one_worker_equal_fifty_fresh_workers(
     assert [status for status, _ in together] == [200] * 50
     assert together == alone
     assert len({text for _, text in together}) > 25
+
+
+def resident_bytes(pid: int) -> int:
+    """Of a process, now (proc(5), statm)."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.slow
+def test_five_hundred_jobs_without_a_restart_take_no_more_than_twenty(
+    tiny_en: Path, tmp_path: Path, recordings: dict[str, Recording]
+) -> None:
+    """Resident memory at job 500 within 2 % of that at job 20, and the same answers to the end."""
+    asked = requests(recordings)
+    with running(tmp_path, MODEL=str(tiny_en), WORKER_MAX_JOBS="1000") as service:
+        worker = service.worker_pid()
+        resident, answers = [], []
+        for number in range(500):
+            answers.append(answer(service, asked[number % 50]))
+            resident.append(resident_bytes(worker))
+        assert service.worker_pid() == worker
+    print([resident[number - 1] >> 10 for number in (1, 10, 20, 50, 100, 200, 300, 400, 500)])
+    assert answers[:50] * 10 == answers
+    assert resident[499] <= 1.02 * resident[19]
