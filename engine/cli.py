@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from engine.cli_bench import bench
+from engine.cli_compare import COMPARISONS, compare
 from engine.cli_decoding import add_decoding_options
 from engine.cli_models import add_model_commands
 from engine.cli_plan import plan, size
@@ -52,11 +54,18 @@ def _plan(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    bench(args, data_directory() / "models")
+    (compare if args.compare else bench)(args, data_directory() / "models")
 
 
 def _wer(args: argparse.Namespace) -> None:
     wer(args, data_directory() / "models")
+
+
+def _comparisons(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text else ()
+    if strangers := set(names) - set(COMPARISONS):
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(strangers))}: known are {', '.join(COMPARISONS)}")
+    return names
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,7 +102,14 @@ def _parser() -> argparse.ArgumentParser:
     hear.set_defaults(run=_transcribe)
 
     measure = commands.add_parser("bench", help="show where the seconds and the bytes of a recording go", **heard)
-    measure.add_argument("audio", type=Path, metavar="AUDIO")
+    measure.add_argument(
+        "audio", type=Path, metavar="AUDIO", help="a recording, or a manifest of several as wer takes it (.jsonl)"
+    )
+    measure.add_argument(
+        "--cold", action="store_true", help="let the kernel forget the model's files before, but for loading it"
+    )
+    comparisons = ",".join(COMPARISONS)
+    measure.add_argument("--compare", type=_comparisons, default=(), help=f"tables of several ways to run: {comparisons}")
     measure.add_argument("--json", action="store_true")
     add_decoding_options(measure)
     measure.set_defaults(run=_bench)
@@ -133,7 +149,7 @@ def _add_kv_option(options: argparse.ArgumentParser) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
     parser = _parser()
-    args = parser.parse_args(arguments)
+    args = parser.parse_args(arguments, argparse.Namespace(arguments=sys.argv[1:] if arguments is None else arguments))
     for name, choices in (("weights", WEIGHTS), ("kv", KV), ("residency", RESIDENCY), ("tail", TAIL)):
         if getattr(args, name, None) not in (None, *choices):  # argparse does not check what comes from the environment
             parser.error(f"THIMBLE_{name.upper()} is one of {', '.join(choices)}")

@@ -26,14 +26,14 @@ def add_model_commands(commands: Any, weights: dict[str, Any]) -> None:
     convert.add_argument(
         "--keep", action="append", default=[], metavar="DTYPE:LAYERS", help="store layers finer, as in f16:decoder.0,encoder.3"
     )
-    convert.add_argument("--layers-per-shard", type=_layers, metavar="N|all", help="layers in one file (default: 2)")
+    convert.add_argument("--layers-per-shard", type=layers_per_shard, metavar="N|all", help="layers in one file (default: 2)")
     convert.add_argument("--random", action="store_true", help="random weights of a size of Whisper, for measuring memory")
     convert.set_defaults(run=_convert)
 
     reshard = commands.add_parser("reshard", help="cut a model directory into other shards")
     reshard.add_argument("source", type=Path, metavar="directory")
     reshard.add_argument("directory", type=Path, metavar="out")
-    reshard.add_argument("--layers-per-shard", type=_layers, metavar="N|all", required=True, help="layers in one file")
+    reshard.add_argument("--layers-per-shard", type=layers_per_shard, metavar="N|all", required=True, help="layers in one file")
     reshard.set_defaults(run=_reshard)
 
     inspect = commands.add_parser("inspect", help="show a model directory and verify every file in it")
@@ -42,7 +42,7 @@ def add_model_commands(commands: Any, weights: dict[str, Any]) -> None:
     inspect.set_defaults(run=_inspect)
 
 
-def _layers(text: str) -> int:
+def layers_per_shard(text: str) -> int:
     """Layers per shard; `all` is more than any model has."""
     number = sys.maxsize if text == "all" else int(text) if text.isascii() and text.isdigit() else 0
     if number < 1:

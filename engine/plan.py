@@ -78,6 +78,22 @@ def make_plan(manifest: Manifest, budget_bytes: int, process_bytes: int, kv_poli
     MemoryBudgetExceeded
         Not even the smallest fits.
     """
+    plans = all_plans(manifest, process_bytes, kv_policies)
+    for plan in plans:
+        if plan.peak_bytes <= budget_bytes:
+            return plan
+    least = plans[-1].peak_bytes
+    raise MemoryBudgetExceeded(
+        f"{budget_bytes} bytes do not do: {least} are needed at least, {process_bytes + WORK_BYTES} of them for the process; "
+        "a smaller model, fewer layers per shard (thimble reshard) or --kv shared-int8 need less"
+    )
+
+
+def all_plans(manifest: Manifest, process_bytes: int, kv_policies: tuple[str, ...]) -> list[Plan]:
+    """The ways to run, from the fastest to the smallest: each takes less memory than those before it.
+
+    Parameters are `make_plan`'s.
+    """
     plans = [_made(manifest, kv, residency, process_bytes) for kv in kv_policies for residency in _residencies(manifest)]
     # What is read at every token costs most, then what arithmetic must wait for, then what is read once a window.
     plans.sort(
@@ -89,14 +105,11 @@ def make_plan(manifest: Manifest, budget_bytes: int, process_bytes: int, kv_poli
             plan.window_read_bytes,
         )
     )
-    for plan in plans:
-        if plan.peak_bytes <= budget_bytes:
-            return plan
-    least = min(plan.peak_bytes for plan in plans)
-    raise MemoryBudgetExceeded(
-        f"{budget_bytes} bytes do not do: {least} are needed at least, {process_bytes + WORK_BYTES} of them for the process; "
-        "a smaller model, fewer layers per shard (thimble reshard) or --kv shared-int8 need less"
-    )
+    smaller = plans[:1]
+    for plan in plans[1:]:
+        if plan.peak_bytes < smaller[-1].peak_bytes:
+            smaller.append(plan)
+    return smaller
 
 
 def _made(manifest: Manifest, kv: str, residency: Residency, process_bytes: int) -> Plan:

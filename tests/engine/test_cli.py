@@ -181,6 +181,45 @@ def test_bench_tells_every_layer_and_the_peaks(tiny_en: Path, recordings: dict[s
     assert "tokens per second" in table
 
 
+def test_bench_compares_other_shards(random_checkpoint: Path, recordings: dict[str, Recording], tmp_path: Path) -> None:
+    """Fewer layers in a shard are more loads; what is heard stays, and nothing else."""
+    model = tmp_path / "models" / "random"
+    assert thimble("convert", random_checkpoint, model).returncode == 0
+    arguments = ["bench", "--model", model, "--temperature", "0", "--max-tokens", "4", recordings["digits"].path]
+    shards = json.loads(thimble(*arguments, "--compare", "shards", "--json").stdout)["shards"]
+    assert list(shards) == ["1", "2", "3", "all"]
+    loads = [row["shard_loads"] for row in shards.values()]
+    assert loads[0] > loads[1] > loads[2] == loads[3]  # of three layers
+    assert len({row["texts"][0] for row in shards.values()}) == 1
+    assert [path.name for path in model.parent.iterdir()] == ["random"]
+
+
+def test_bench_compares_smaller_budgets(tiny_en: Path, recordings: dict[str, Recording]) -> None:
+    """Less memory is read more often, and what is foreseen falls with it."""
+    arguments = ["bench", "--model", tiny_en, "--temperature", "0", "--max-tokens", "4", recordings["digits"].path]
+    rows = list(json.loads(thimble(*arguments, "--compare", "budget", "--json").stdout)["budget"].values())
+    foreseen, mapped = ([row[name] for row in rows] for name in ("planned_peak_bytes", "shard_bytes"))
+    assert len(rows) == 5
+    assert foreseen == sorted(set(foreseen), reverse=True)
+    assert mapped == sorted(mapped)
+    assert mapped[0] < mapped[-1]
+    assert len({row["texts"][0] for row in rows}) == 1
+
+
+@pytest.mark.slow
+def test_bench_over_a_manifest_tells_what_is_wrong_under_each_policy(
+    tiny_en: Path, recordings: dict[str, Recording], tmp_path: Path
+) -> None:
+    pytest.importorskip("jiwer", reason="the measure extra is not installed")
+    row = {"path": str(recordings["digits"].path), "text": recordings["digits"].text}
+    (tmp_path / "m.jsonl").write_text(json.dumps(row) + "\n")
+    lines = thimble("bench", "--model", tiny_en, tmp_path / "m.jsonl", "--compare", "kv").stdout.splitlines()
+    head, f32, *others = (line.split() for line in lines)
+    assert (head[0], head[-2:], f32[0], f32[-2]) == ("kv", ["%", "wrong"], "f32", "0")
+    assert {other[0] for other in others} == {"int8", "shared-f32", "shared-int8", "int8-half"}
+    assert thimble("bench", tmp_path / "m.jsonl", "--compare", "speed").returncode == 2
+
+
 def test_convert_and_inspect(random_checkpoint: Path, tmp_path: Path) -> None:
     assert thimble("convert", random_checkpoint, tmp_path / "m", "--weights", "f16").returncode == 0
     shown = thimble("inspect", tmp_path / "m")

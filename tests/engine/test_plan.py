@@ -13,7 +13,7 @@ import soundfile
 from engine.decoding import DecodingOptions
 from engine.dims import SAMPLE_RATE
 from engine.errors import MemoryBudgetExceeded
-from engine.plan import KV_CHOICES, Plan, make_plan
+from engine.plan import KV_CHOICES, Plan, all_plans, make_plan
 from engine.shards.manifest import Manifest, read_manifest
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
@@ -30,14 +30,14 @@ def manifest(tiny_en: Path) -> Manifest:
 
 
 def ways(manifest: Manifest, kv: tuple[str, ...] = ("int8",)) -> list[Plan]:
-    """The plans of falling budgets, each a byte below what the one before takes."""
-    plans, budget = [], 1 << 40
-    while True:
-        try:
-            plans.append(make_plan(manifest, budget, PROCESS, kv))
-        except MemoryBudgetExceeded:
-            return plans
-        budget = plans[-1].peak_bytes - 1
+    return all_plans(manifest, PROCESS, kv)
+
+
+def test_each_way_to_run_is_what_a_byte_less_than_the_one_before_makes(manifest: Manifest) -> None:
+    budget = 1 << 40
+    for plan in ways(manifest):
+        assert make_plan(manifest, budget, PROCESS, ("int8",)) == plan
+        budget = plan.peak_bytes - 1
 
 
 def test_the_more_memory_the_less_is_read(manifest: Manifest) -> None:
