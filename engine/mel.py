@@ -8,18 +8,20 @@ as a frame is read again by nobody, so that of the sound itself no more than a f
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 
-from engine.dims import HOP_LENGTH, N_FFT, SAMPLE_RATE, Float32, ModelDimensions
+from engine.dims import HOP_LENGTH, N_FFT, SAMPLE_RATE, Float32
 
 LOG_FLOOR = 1e-10
 """Power below this counts as this (openai/whisper audio.py)."""
 DYNAMIC_RANGE = 8.0
 """log10 units kept below the file's maximum (openai/whisper audio.py)."""
-TILE_FRAMES = 40
-"""Frames transformed at a time: 0.4 s, arrays of 64 kB at most."""
+TILE_FRAMES = 20
+"""Frames transformed at a time: 0.2 s. The transform makes arrays of float64, which are below 64 KiB so."""
 
 HALF_FFT = N_FFT // 2
 
@@ -42,53 +44,59 @@ def mel_filters(n_mels: int) -> Float32:
     return filters.astype(np.float32)
 
 
+@cache
+def _filters_by_bin(n_mels: int) -> Float32:
+    """The same, [N_FFT // 2 + 1, n_mels], made once for all recordings."""
+    filters: Float32 = np.ascontiguousarray(mel_filters(n_mels).T)
+    filters.flags.writeable = False
+    return filters
+
+
 class _SampleReader:
     """Samples by position from a stream that only moves forward, kept until they are let go."""
 
     def __init__(self, blocks: Iterator[Float32]) -> None:
         self._blocks = blocks
-        self._held: Float32 = np.zeros(0, np.float32)
+        self._held = deque[Float32]()
         self._origin = 0  # position of the first held sample
+        self.n_samples = 0  # seen so far; the recording's length once `ended`
         self.ended = False
-
-    @property
-    def n_samples(self) -> int:
-        """Samples seen so far; the recording's length once `ended`."""
-        return self._origin + len(self._held)
 
     def let_go(self, before: int) -> None:
         """Forget the samples before position `before`, which nobody will take again, read or not."""
-        while before > self.n_samples and (block := self._next()) is not None:
-            self._origin += len(self._held)
-            self._held = block
-        passed = min(max(before - self._origin, 0), len(self._held))
-        self._held, self._origin = self._held[passed:], self._origin + passed
+        while self._origin < before and (self._held or self._read()):
+            passed = min(before - self._origin, len(self._held[0]))
+            self._origin += passed
+            if passed < len(self._held[0]):
+                self._held[0] = self._held[0][passed:]
+            else:
+                self._held.popleft()
 
     def take(self, start: int, stop: int) -> Float32:
         """Samples `[start, stop)`, none of them let go. Mirrored before 0 (torch's reflect), zero past the end."""
         first = max(start, 0)
-        self._read(max(stop, 1 - start))
         samples: Float32 = np.zeros(max(stop, 1 - start) - first, np.float32)
-        inside = self._held[first - self._origin :][: len(samples)]
-        samples[: len(inside)] = inside
+        while self.n_samples < first + len(samples) and self._read():
+            pass
+        at = self._origin - first
+        for block in self._held:  # copied from where they are: joined, they would be allocated anew at every step
+            inside = block[max(-at, 0) : len(samples) - at]
+            samples[max(at, 0) :][: len(inside)] = inside
+            at += len(block)
+            if at >= len(samples):
+                break
         if start < 0:  # sample -i is sample i
             return np.concatenate([samples[-start:0:-1], samples[:stop]])
         return samples
 
-    def _read(self, stop: int) -> None:
-        """Hold samples up to `stop`, or to the recording's end."""
-        parts = [self._held]
-        end = self.n_samples
-        while end < stop and (block := self._next()) is not None:
-            parts.append(block)
-            end += len(block)
-        if len(parts) > 1:
-            self._held = np.concatenate(parts)
-
-    def _next(self) -> Float32 | None:
+    def _read(self) -> bool:
+        """Hold one more block; False where there is none."""
         block = None if self.ended else next(self._blocks, None)
         self.ended = block is None
-        return block
+        if block is not None:
+            self._held.append(block)
+            self.n_samples += len(block)
+        return block is not None
 
 
 class LogMel:
@@ -98,8 +106,8 @@ class LogMel:
     ----------
     open_blocks : callable giving an iterator of float32 [n] blocks, mono, 16 kHz
         Called twice; both passes must give the same samples.
-    dims : ModelDimensions
-        `n_mels` and the window's length in frames.
+    window : float32 [n_frames, n_mels]
+        Where windows are put: its shape is theirs.
 
     Attributes
     ----------
@@ -113,15 +121,14 @@ class LogMel:
         From `open_blocks`, on either pass.
     """
 
-    def __init__(self, open_blocks: Callable[[], Iterator[Float32]], dims: ModelDimensions) -> None:
-        self._dims = dims
-        self._filters = np.ascontiguousarray(mel_filters(dims.n_mels).T)
+    def __init__(self, open_blocks: Callable[[], Iterator[Float32]], window: Float32) -> None:
+        self._filters = _filters_by_bin(window.shape[1])
         hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(N_FFT) / N_FFT)
         self._hann = hann.astype(np.float32)
         self._peak, self.n_samples = self._scan(_SampleReader(open_blocks()))
         self.n_frames = self.n_samples // HOP_LENGTH
         self._reader = _SampleReader(open_blocks())
-        self._window: Float32 = np.zeros((dims.n_frames, dims.n_mels), np.float32)
+        self._window = window
         self._held = range(0)  # frames that the window's first rows are
 
     @property
@@ -133,11 +140,11 @@ class LogMel:
 
         Returns
         -------
-        log_mel : float32 [n, dims.n_mels], time first
-            Normalised as the reference does; dims.n_frames of them, or those up to the recording's end. In one buffer,
-            overwritten by the next call.
+        log_mel : float32 [n, n_mels], time first
+            Normalised as the reference does; n_frames of them, or those up to the recording's end: a view of the buffer,
+            which the next call overwrites.
         """
-        begin, end = seek, min(seek + self._dims.n_frames, self.n_frames)
+        begin, end = seek, min(seek + len(self._window), self.n_frames)
         if seek in self._held:  # frames of the window before that are in this one too are neither read nor made again
             begin = self._held.stop
             first = seek - self._held.start

@@ -34,12 +34,11 @@ def is_speechless(log_mel: Float32) -> bool:
     ----------
     log_mel : float32 [n, n_mels], as `LogMel.window` gives it, content frames alone
     """
-    power = log_mel * 4.0 - 4.0  # back to log10 of mel power
-    if len(power) == 0 or power.max() < QUIET:
+    if len(log_mel) == 0 or _power(log_mel.max()) < QUIET:
         return True
-    if len(power) < MIN_FRAMES:
+    if len(log_mel) < MIN_FRAMES:
         return False
-    inner = _levels(power)[1:-1]  # a tone that breaks off splashes over all bins
+    inner = _levels(log_mel)[1:-1]  # a tone that breaks off splashes over all bins
     return bool(inner.max() - inner.min() < STEADY_DECIBELS)
 
 
@@ -57,7 +56,7 @@ def first_stretch(log_mel: Float32) -> slice:
     """
     if len(log_mel) < PAUSE_BLOCKS * BLOCK_FRAMES:
         return slice(0, len(log_mel))
-    levels = _levels(log_mel * 4.0 - 4.0)
+    levels = _levels(log_mel)
     runs = np.lib.stride_tricks.sliding_window_view(np.maximum(levels, 10.0 * QUIET), PAUSE_BLOCKS)
     steady = runs.max(axis=1) - runs.min(axis=1) < STEADY_DECIBELS
     is_pause = np.convolve(steady, np.ones(PAUSE_BLOCKS, np.int64)) > 0
@@ -67,9 +66,14 @@ def first_stretch(log_mel: Float32) -> slice:
     return slice(max(0, begin - MARGIN_BLOCKS) * BLOCK_FRAMES, stop)
 
 
-def _levels(power: Float32) -> Float32:
+def _levels(log_mel: Float32) -> Float32:
     """Decibels of every block, float32 [n // BLOCK_FRAMES]."""
-    low, high = (round(share * power.shape[1]) for share in SPEECH_BINS)
-    n_blocks = len(power) // BLOCK_FRAMES
-    levels: Float32 = 10.0 * power[: n_blocks * BLOCK_FRAMES, low:high].reshape(n_blocks, -1).mean(axis=1)
+    low, high = (round(share * log_mel.shape[1]) for share in SPEECH_BINS)
+    blocks = log_mel[: len(log_mel) // BLOCK_FRAMES * BLOCK_FRAMES].reshape(-1, BLOCK_FRAMES, log_mel.shape[1])
+    levels: Float32 = 10.0 * _power(blocks[:, :, low:high].mean(axis=(1, 2)))
     return levels
+
+
+def _power(log_mel: Float32) -> Float32:
+    """log10 of mel power, which `LogMel` has normalised."""
+    return log_mel * np.float32(4.0) - np.float32(4.0)

@@ -161,7 +161,7 @@ class Engine:
 
         loop = SeekLoop(self._model, self._tokenizer, self._store.manifest.alignment_heads, options, timings, check)
         with timings.stage("audio"):
-            log_mel = LogMel(blocks, self._model.dims)
+            log_mel = LogMel(blocks, self._model.log_mel)
         try:
             while loop.seek < log_mel.n_frames:
                 loop.transcribe_window(log_mel)

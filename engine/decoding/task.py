@@ -6,12 +6,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.decoding.filters import LogitFilter, make_filters
 from engine.decoding.loops import is_stuck
 from engine.decoding.options import DecodingOptions
 from engine.decoding.token_decoders import BeamSearchDecoder, SamplingDecoder, TokenDecoder, likeliest
 from engine.dims import Float32
-from engine.kernels.reference import softmax
+from engine.kernels.reference import log_sum_exp
 from engine.model import Whisper
 from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
@@ -133,6 +135,4 @@ class DecodingTask:
         return [self._tokenizer.special.sot_prev, *prompt[-(self._n_ctx // 2 - 1) :], *start]
 
     def _no_speech_prob(self, logits: Float32) -> float:
-        probabilities = logits.copy()
-        softmax(probabilities)
-        return float(probabilities[self._tokenizer.special.no_speech])
+        return float(np.exp(logits[self._tokenizer.special.no_speech] - log_sum_exp(logits)))

@@ -17,6 +17,9 @@ LAYER_NORM_EPSILON = 1e-5
 GELU_TILE = 16_384
 """Elements of GELU in one go: its four temporaries stay in a small core's second-level cache."""
 
+SUM_TILE = 16_384
+"""Terms of a long sum that exist at a time, 64 KiB: a vocabulary's worth would be allocated anew for every token."""
+
 # erfc(z) = t (A1 + t (A2 + …)) exp(-z²), t = 1 / (1 + P z), z ≥ 0, error below 1.5e-7
 # (Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26).
 ERF_P = 0.3275911
@@ -119,9 +122,13 @@ class ChosenProbabilities:
 
 
 def log_sum_exp(scores: Float32) -> np.float32:
-    """log of the sum of exp(scores), any shape; -inf where all of them are."""
+    """log of the sum of exp(scores), one axis; -inf where all of them are."""
     peak = np.float32(scores.max())
-    return peak if peak == -np.inf else np.float32(peak + np.log(np.exp(scores - peak).sum()))
+    if peak == -np.inf:
+        return peak
+    tiles = (scores[start : start + SUM_TILE] for start in range(0, len(scores), SUM_TILE))
+    total = np.float32(sum(np.exp(tile - peak).sum() for tile in tiles))
+    return np.float32(peak + np.log(total))
 
 
 def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32, log_counts: Float32) -> None:

@@ -26,14 +26,19 @@ class TextDecoder:
     self_kv, cross_kv : the caches of one policy
     scratch : float32, flat, at least n_state · n_text_ctx and d_head · n_audio_ctx elements
         Where weights and INT8 caches are expanded.
+    logits : float32 [n, n_vocab]
+        Where a step puts its logits, up to n rows of them.
     """
 
-    def __init__(self, store: ShardStore, self_kv: SelfKVCache, cross_kv: CrossKVCache, scratch: Float32) -> None:
+    def __init__(
+        self, store: ShardStore, self_kv: SelfKVCache, cross_kv: CrossKVCache, scratch: Float32, logits: Float32
+    ) -> None:
         self._store = store
         self._dims = store.dims
         self._self_kv = self_kv
         self._cross_kv = cross_kv
         self._scratch = scratch
+        self._logits_rows = logits
 
     def begin_window(
         self,
@@ -83,7 +88,7 @@ class TextDecoder:
 
         Returns
         -------
-        logits : float32 [len(positions), n_vocab]
+        logits : float32 [len(positions), n_vocab], overwritten by the next step
 
         Raises
         ------
@@ -170,10 +175,13 @@ class TextDecoder:
 
     def _logits(self, x: Float32, timings: LayerTimings) -> Float32:
         self._norm_last(x, timings)
-        logits: Float32 = np.empty((len(x), self._dims.n_vocab), np.float32)
+        logits = self._logits_rows[: len(x)]
+        if len(logits) < len(x):
+            logits = np.empty((len(x), self._dims.n_vocab), np.float32)
         for rows, weights in self._store.embedding_blocks(timings):
             kernels.linear(x, weights[TABLE], None, logits[:, rows], self._scratch)
-        if not np.isfinite(logits).all():
+        # By their extremes, which NaN would be too: to test each would take an array as long.
+        if not all(np.isfinite((row.min(), row.max())).all() for row in logits):
             raise NonFiniteLogits("the decoder's logits are not finite: the weights or the arithmetic are broken")
         return logits
 

@@ -91,7 +91,9 @@ class AudioEncoder:
         self._x[n_whole:n] = self._x[n_whole - 1]  # padding, all of it alike
         encodings = weights["positional_embedding"].expand(self._buffers[2].reshape(-1))
         self._x[:n_whole] += encodings[:n_whole]
-        self._x[n_whole:n] += encodings[positions.index[n_whole:]]
+        kept = self._buffers[3, : n - n_whole]
+        np.take(encodings, positions.index[n_whole:], axis=0, out=kept, mode="clip")  # "raise" would go through a copy
+        self._x[n_whole:n] += kept
 
     def _convolve(self, x: Float32, weight: Weight, bias: Weight, stride: int, out: Float32) -> None:
         """out [n // stride, n_state] = GELU of the width-3 convolution of x [n, channels], padded by one."""

@@ -34,6 +34,8 @@ def window_rooms(dims: ModelDimensions, self_kv: SelfKVCache, cross_kv: CrossKVC
     return [
         Room("scratch", (max(*whole, TILE_ROWS * n_state),), np.float32, frozenset({ENCODE, FILL, DECODE})),
         Room("spare", (2, dims.n_audio_ctx, n_state), np.float32, frozenset({FILL})),
+        Room("log_mel", (dims.n_frames, dims.n_mels), np.float32, frozenset({ENCODE, FILL, DECODE})),
+        Room("logits", (N_SEQUENCES, dims.n_vocab), np.float32, frozenset({DECODE})),
         *AudioEncoder.rooms(dims),
         *self_kv.rooms(N_SEQUENCES),
         *cross_kv.rooms(),
@@ -57,6 +59,8 @@ class Whisper:
         What the caches hold, for one sequence.
     arena_bytes : int
         What a window takes, the caches included.
+    log_mel : float32 [dims.n_frames, dims.n_mels]
+        Room for a window's log-mel; what it holds stays from window to window.
     """
 
     def __init__(self, store: ShardStore, kv: str, tail: str = "merged") -> None:
@@ -66,12 +70,13 @@ class Whisper:
         self_kv.bind(arena)
         cross_kv.bind(arena)
         self._spare: Float32 = arena["spare"]
+        self.log_mel: Float32 = arena["log_mel"]
         self.arena_bytes = arena.n_bytes
         self.dims: ModelDimensions = dims
         self._positions = TAILS[tail]
         self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
         self.encoder = AudioEncoder(store, arena)
-        self.decoder = TextDecoder(store, self_kv, cross_kv, arena["scratch"])
+        self.decoder = TextDecoder(store, self_kv, cross_kv, arena["scratch"], arena["logits"])
 
     def begin_window(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> None:
         """Encode a window and get the decoder ready for it.

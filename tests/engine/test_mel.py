@@ -9,11 +9,16 @@ import numpy as np
 import pytest
 
 from engine import mel
-from engine.dims import HOP_LENGTH, N_FFT
+from engine.dims import HOP_LENGTH, N_FFT, ModelDimensions
 from engine.mel import LogMel, mel_filters
 from tests.random_checkpoint import DIMS
 
 WINDOW = DIMS.n_window_samples  # one second for the small model
+
+
+def room(dims: ModelDimensions) -> np.ndarray:
+    """For a window; NaN shows what was not written."""
+    return np.full((dims.n_frames, dims.n_mels), np.nan, np.float32)
 
 
 def whole_file_log_mel(samples: np.ndarray) -> np.ndarray:
@@ -47,7 +52,7 @@ def test_windows_equal_the_whole_files_frames(n: int, size: int, tile: int, monk
     monkeypatch.setattr(mel, "TILE_FRAMES", tile)
     samples = speechlike(n)
     expected = whole_file_log_mel(samples)
-    log_mel = LogMel(lambda: blocks(samples, size), DIMS)
+    log_mel = LogMel(lambda: blocks(samples, size), room(DIMS))
     assert (log_mel.n_samples, log_mel.n_frames) == (n, n // HOP_LENGTH)
     for seek in range(0, log_mel.n_frames, 37):  # overlapping, as after a cut-off segment
         window = log_mel.window(seek)
@@ -57,15 +62,15 @@ def test_windows_equal_the_whole_files_frames(n: int, size: int, tile: int, monk
 
 
 def test_digital_silence_is_the_floor() -> None:
-    log_mel = LogMel(lambda: blocks(np.zeros(16000, np.float32), 4000), DIMS)
+    log_mel = LogMel(lambda: blocks(np.zeros(16000, np.float32), 4000), room(DIMS))
     assert np.allclose(log_mel.window(0), (-10.0 + 4.0) / 4.0)
 
 
 def test_the_maximum_is_the_whole_files() -> None:
     """A loud end raises the floor of the quiet beginning."""
     quiet, loud = 1e-4 * speechlike(16000), speechlike(16000)
-    alone = LogMel(lambda: blocks(quiet, 16000), DIMS).window(0).min()
-    together = LogMel(lambda: blocks(np.concatenate([quiet, loud]), 16000), DIMS).window(0).min()
+    alone = LogMel(lambda: blocks(quiet, 16000), room(DIMS)).window(0).min()
+    together = LogMel(lambda: blocks(np.concatenate([quiet, loud]), 16000), room(DIMS)).window(0).min()
     assert together > alone + 0.4
 
 
@@ -89,7 +94,7 @@ def test_a_long_recording_holds_no_more_than_its_window() -> None:
         for _ in range(40):
             yield (0.1 * rng.standard_normal(WINDOW)).astype(np.float32)
 
-    log_mel = LogMel(stream, DIMS)
+    log_mel = LogMel(stream, room(DIMS))
     assert log_mel.n_samples == total
     for seek in range(0, log_mel.n_frames, DIMS.n_frames):
         log_mel.window(seek)
@@ -99,7 +104,7 @@ def test_a_long_recording_holds_no_more_than_its_window() -> None:
 
 def test_a_window_far_ahead_is_reached_in_the_same_memory() -> None:
     samples = speechlike(20 * WINDOW)
-    log_mel = LogMel(lambda: blocks(samples, 1000), DIMS)
+    log_mel = LogMel(lambda: blocks(samples, 1000), room(DIMS))
     log_mel.window(0)
     content = whole_file_log_mel(samples)[1234 : 1234 + DIMS.n_frames]
     assert np.abs(log_mel.window(1234) - content).max() < 2e-5
@@ -108,4 +113,4 @@ def test_a_window_far_ahead_is_reached_in_the_same_memory() -> None:
 
 def test_128_bins() -> None:
     dims = replace(DIMS, n_mels=128)
-    assert LogMel(lambda: blocks(speechlike(8000), 1000), dims).window(0).shape == (50, 128)
+    assert LogMel(lambda: blocks(speechlike(8000), 1000), room(dims)).window(0).shape == (50, 128)

@@ -113,8 +113,8 @@ def run(model: Whisper, log_mel: np.ndarray, prefill: int = 1) -> tuple[np.ndarr
     positions = merged(len(log_mel), DIMS.n_audio_ctx)
     features = model.encoder.encode(log_mel, positions, timings, lambda: None).copy()
     model.begin_window(log_mel, timings, lambda: None)
-    logits = [*model.decoder.step(TOKENS[:prefill], range(prefill), timings)]
-    logits += [model.decoder.step([token], [0], timings)[0] for token in TOKENS[prefill:]]
+    logits = [*model.decoder.step(TOKENS[:prefill], range(prefill), timings).copy()]
+    logits += [model.decoder.step([token], [0], timings)[0].copy() for token in TOKENS[prefill:]]
     return features, np.stack(logits)
 
 
@@ -195,7 +195,7 @@ def test_sequences_of_a_window_equal_each_alone(kv: str, models: dict[str, Path]
     decoder.reorder([0, 0, 0])
     decoder.step([3, 4, 5], [], timings)
     decoder.reorder([2, 0, 1])
-    found = decoder.step([30, 40, 50], range(3), timings)
+    found = decoder.step([30, 40, 50], range(3), timings).copy()
     for row, tokens in zip(found, ([5, 30], [3, 40], [4, 50]), strict=True):
         decoder.restart()
         decoder.step(TOKENS[:2], [1], timings)
@@ -226,7 +226,7 @@ def test_a14_a_window_leaves_nothing_behind(models: dict[str, Path], log_mel: np
 def test_restart_keeps_the_window(models: dict[str, Path], log_mel: np.ndarray) -> None:
     model, timings = Whisper(ShardStore(models["f32"]), "f32"), LayerTimings()
     model.begin_window(log_mel, timings, lambda: None)
-    first = model.decoder.step(TOKENS[:1], [0], timings)
+    first = model.decoder.step(TOKENS[:1], [0], timings).copy()
     model.decoder.restart()
     assert np.array_equal(model.decoder.step(TOKENS[:1], [0], timings), first)
 

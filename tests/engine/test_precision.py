@@ -56,7 +56,7 @@ def decode(directory: Path, audio_features: np.ndarray, residency: str = "reside
     model = Whisper(ShardStore(directory, residency), "f32")
     spare = np.empty((2, *audio_features.shape), np.float32)
     model.decoder.begin_window(audio_features, WHOLE.log_counts, spare, LayerTimings(), lambda: None)
-    return np.stack([model.decoder.step([token], [0], LayerTimings())[0] for token in TOKENS])
+    return np.stack([model.decoder.step([token], [0], LayerTimings())[0].copy() for token in TOKENS])
 
 
 @pytest.mark.parametrize("weights", ["f16", "int8"])

@@ -64,8 +64,8 @@ def results(store: ShardStore, log_mel: np.ndarray) -> list[np.ndarray]:
     for window in (log_mel, -log_mel):
         out.append(model.encoder.encode(window, whole(0, model.dims.n_audio_ctx), timings, lambda: None).copy())
         model.begin_window(window, timings, lambda: None)
-        out.append(model.decoder.step(TOKENS[:3], [0, 2], timings))
-        out += [model.decoder.step([token], [0], timings) for token in TOKENS[3:]]
+        out.append(model.decoder.step(TOKENS[:3], [0, 2], timings).copy())
+        out += [model.decoder.step([token], [0], timings).copy() for token in TOKENS[3:]]
         model.decoder.restart()
         likely = model.decoder.token_probabilities(TOKENS, slice(1, 6), 2 * TILE_ROWS + 7, timings, lambda *score: None)
         assert 0 < likely.min() < likely.max() < 1

@@ -193,8 +193,8 @@ def test_audio_features_and_logits_are_the_library_s(saved: Saved, tmp_path: Pat
         model = Whisper(store, "f32")
         audio_features = model.encoder.encode(log_mel, whole(0, DIMS.n_audio_ctx), timings, lambda: None).copy()
         model.begin_window(log_mel, timings, lambda: None)
-        logits = [model.decoder.step(tokens[:n_prompt], range(n_prompt), timings)]
-        logits += [model.decoder.step([token], [0], timings) for token in tokens[n_prompt:]]
+        logits = [model.decoder.step(tokens[:n_prompt], range(n_prompt), timings).copy()]
+        logits += [model.decoder.step([token], [0], timings).copy() for token in tokens[n_prompt:]]
 
     np.testing.assert_allclose(audio_features, theirs.encoder_last_hidden_state[0].numpy(), rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(np.concatenate(logits), theirs.logits[0].numpy(), rtol=0, atol=TOLERANCE)
