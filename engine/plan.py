@@ -12,9 +12,9 @@ from engine.model import arena_bytes
 from engine.shards.manifest import Manifest
 from engine.shards.residency import Residency, named
 
-WORK_BYTES = 10 << 20
-"""What a job takes beside the arena and the weights: the recording's blocks, the log-mel window, logits, Python's own objects,
-and pages of libraries that only work touches (engine/DESIGN.md has what was measured)."""
+WORK_BYTES = 5 << 20
+"""What a job takes beside the arena and the weights: the recording's blocks, Python's own objects, and pages of libraries that
+only work touches (engine/DESIGN.md has what was measured)."""
 
 KV_CHOICES = ("int8", "shared-int8")
 """K/V policies where none is asked for: the first, or under a budget the first that fits it."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.dims import Float32
 from engine.kernels.reference import log_sum_exp, softmax
 
+TILE = 8192
+"""Scores that are looked at together: what is made of them has 64 KiB at most, and not a vocabulary's 415 kB at every token."""
 MIN_TEMPERATURE = 1e-3
 """Below it, draws are the likeliest token anyway, and float32 would overflow."""
 
@@ -104,16 +107,30 @@ class SamplingDecoder:
         return self._ended + [Hypothesis(tokens, total) for tokens, total in zip(self.live, self._sums, strict=True)]
 
     def _draw(self, row: Float32) -> int:
-        probabilities = (row - row.max()) / np.float32(max(self.temperature, MIN_TEMPERATURE))
-        softmax(probabilities)
+        scale, peak = np.float32(max(self.temperature, MIN_TEMPERATURE)), row.max()
         if self.top_p < 1.0:
+            probabilities = (row - peak) / scale
+            softmax(probabilities)
             order = np.argsort(probabilities)[::-1]
             # A token stays while those likelier than it do not reach top_p yet: the likeliest always stays.
             reached = np.cumsum(probabilities[order], dtype=np.float64) - probabilities[order] >= self.top_p
-            probabilities[order[reached]] = 0.0
-        # In float64: 50,000 float32 terms would not add up to 1. The last token with any probability, where they still don't.
-        total = np.cumsum(probabilities, dtype=np.float64)
-        return int(np.searchsorted(total, self._random.random() * total[-1], side="right"))
+            row = row.copy()
+            row[order[reached]] = -np.inf
+
+        def weights(start: int) -> npt.NDArray[np.float64]:
+            # In float64: 50,000 float32 terms would not add up to their sum.
+            exponents: Float32 = (row[start : start + TILE] - peak) / scale
+            return np.exp(exponents, out=exponents).astype(np.float64)
+
+        starts = range(0, len(row), TILE)
+        ends = np.cumsum([weights(start).sum() for start in starts])
+        drawn = min(self._random.random() * ends[-1], np.nextafter(ends[-1], 0.0))
+        tile = int(np.searchsorted(ends, drawn, side="right"))
+        within = np.cumsum(weights(starts[tile]))
+        before = ends[tile - 1] if tile else 0.0
+        # The last token with any weight, where rounding puts the draw behind it.
+        last = int(np.searchsorted(within, within[-1]))
+        return starts[tile] + min(int(np.searchsorted(within, drawn - before, side="right")), last)
 
 
 @dataclass
@@ -133,10 +150,9 @@ class BeamSearchDecoder:
     def update(self, logits: Float32) -> list[int]:
         candidates = []  # (sum of log-probabilities, source, token)
         for source, row in enumerate(logits):
-            likeliest = np.argpartition(row, -(self.beam_size + 1))[-(self.beam_size + 1) :]
             log_total = log_sum_exp(row)
-            for token in likeliest:
-                candidates.append((self._sums[source] + (row[token] - log_total), source, int(token)))
+            for token in _highest(row, self.beam_size + 1):
+                candidates.append((self._sums[source] + (row[token] - log_total), source, token))
         candidates.sort(key=lambda candidate: -candidate[0])
         before, self.live, self._sums, sources = self.live, [], [], list[int]()
         for sum_logprob, source, token in candidates:
@@ -169,6 +185,16 @@ def likeliest(hypotheses: Sequence[Hypothesis], length_penalty: float | None) ->
         return hypothesis.sum_logprob / (max(length, 1) if length_penalty is None else ((5 + length) / 6) ** length_penalty)
 
     return max(hypotheses, key=score)
+
+
+def _highest(row: Float32, n: int) -> list[int]:
+    """Where the `n` largest values are, in no order."""
+    found = []
+    for start in range(0, len(row), TILE):
+        tile = row[start : start + TILE]
+        found.append(start + np.argpartition(tile, -min(n, len(tile)))[-n:])
+    places = np.concatenate(found)
+    return [int(place) for place in places[np.argpartition(row[places], -n)[-n:]]]
 
 
 def _logprob(row: Float32, token: int) -> float:

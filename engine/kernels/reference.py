@@ -156,4 +156,4 @@ def attention(q: Float32, k: Float32, v: Float32, n_head: int, scores: Float32, 
             if is_counted:
                 tile += log_counts
             softmax(tile)
-            q[rows, columns] = tile @ v_head
+            np.matmul(tile, v_head, out=q[rows, columns])

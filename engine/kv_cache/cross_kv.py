@@ -7,7 +7,7 @@ log 4 for one that stands for four.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -44,8 +44,8 @@ class CrossKVCache(ABC):
     """One window's audio features, or the keys and values that each decoder layer makes of them.
 
     All sequences (beams, or draws) of the window share it. It is allocated for `n_audio_ctx` positions, and a window may have
-    fewer. Everything that is expanded goes through the caller's `scratch`: float32, flat, at least `n_audio_ctx` · d_head and
-    d_head · n_state elements.
+    fewer. Everything that is expanded goes through the caller's `scratch`: float32, flat, at least 2 · `n_audio_ctx` · d_head
+    and d_head · n_state elements.
 
     Parameters
     ----------
@@ -107,11 +107,21 @@ class CrossKVCache(ABC):
 
     @abstractmethod
     def attend(
-        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
-    ) -> Float32:
-        """Attention of q [n, n_state] to the window's positions; [n, n_state].
+        self,
+        layer: int,
+        q: Float32,
+        projections: CrossProjections,
+        scratch: Float32,
+        scores: Float32,
+        observe: ScoreObserver | None = None,
+    ) -> None:
+        """Attention to the window's positions.
 
-        `observe` is given every head's scores. A position that is left out has there the score of the one before it.
+        Parameters
+        ----------
+        q : [n, n_state], overwritten: row i holds what it attended to
+        scores : flat, at least n_audio_ctx elements: so many rows of scores exist at a time, but for an observer
+        observe : given every head's scores. A position that is left out has there the score of the one before it.
         """
 
     @property
@@ -132,6 +142,16 @@ class CrossKVCache(ABC):
     def n_bytes(self) -> int:
         """Of what is stored for `n_audio_ctx` positions, scales included."""
         return sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._form.values())
+
+    def _tiles(self, n_rows: int, scores: Float32, observe: ScoreObserver | None) -> Iterator[tuple[slice, Float32]]:
+        """Rows of a head a tile at a time, with room for their scores [rows, kept positions]; all at once for an observer."""
+        n = len(self._log_counts)
+        if observe is not None and scores.size < n_rows * n:
+            scores = np.empty(n_rows * n, np.float32)
+        step = min(n_rows, scores.size // n)
+        for start in range(0, n_rows, step):
+            stop = min(start + step, n_rows)
+            yield slice(start, stop), scores[: (stop - start) * n].reshape(-1, n)
 
     def _weigh(self, layer: int, head: int, scores: Float32, observe: ScoreObserver | None) -> None:
         """Show a head's scores [n, kept positions] to `observe`, then let them become attention weights."""

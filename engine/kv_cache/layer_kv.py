@@ -14,7 +14,7 @@ import numpy.typing as npt
 from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import linear
 from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
-from engine.kv_cache.heads import merged_heads, split_heads
+from engine.kv_cache.heads import split_heads
 from engine.quantization import symmetric_scale
 
 
@@ -51,17 +51,22 @@ class CrossKVFloat32(_CrossKVByLayer):
         stored[0, :, :n], stored[1, :, :n] = k, v
 
     def attend(
-        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
-    ) -> Float32:
+        self,
+        layer: int,
+        q: Float32,
+        projections: CrossProjections,
+        scratch: Float32,
+        scores: Float32,
+        observe: ScoreObserver | None = None,
+    ) -> None:
         n = len(self._log_counts)
         keys, values = self._arrays["kv"][:, layer]
-        q_heads = split_heads(q, self.n_head) * np.float32(self.d_head**-0.5)
-        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
-        for head in range(self.n_head):  # a prompt's scores of all heads at once would be 8 MB
-            scores = q_heads[head] @ keys[head, :n].T
-            self._weigh(layer, head, scores, observe)
-            np.matmul(scores, values[head, :n], out=out[head])
-        return merged_heads(out)
+        q *= np.float32(self.d_head**-0.5)
+        for head, q_head in enumerate(split_heads(q, self.n_head)):
+            for rows, tile in self._tiles(len(q), scores, observe):
+                np.matmul(q_head[rows], keys[head, :n].T, out=tile)
+                self._weigh(layer, head, tile, observe)
+                np.matmul(tile, values[head, :n], out=q_head[rows])
 
 
 class CrossKVInt8(_CrossKVByLayer):
@@ -85,19 +90,25 @@ class CrossKVInt8(_CrossKVByLayer):
                 codes[index, layer, head, :n] = np.rint(divided, out=divided)
 
     def attend(
-        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
-    ) -> Float32:
+        self,
+        layer: int,
+        q: Float32,
+        projections: CrossProjections,
+        scratch: Float32,
+        scores: Float32,
+        observe: ScoreObserver | None = None,
+    ) -> None:
         n = len(self._log_counts)
         codes = self._arrays["codes"][:, layer]
         k_scales, v_scales = self._arrays["scales"][:, layer]
-        q_heads = split_heads(q, self.n_head) * k_scales * np.float32(self.d_head**-0.5)
-        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
-        widened = scratch[: n * self.d_head].reshape(n, self.d_head)
-        for head in range(self.n_head):
-            np.copyto(widened, codes[0, head, :n])
-            scores = q_heads[head] @ widened.T
-            self._weigh(layer, head, scores, observe)
-            np.copyto(widened, codes[1, head, :n])
-            np.matmul(scores, widened, out=out[head])
-        out *= v_scales
-        return merged_heads(out)
+        q *= k_scales.reshape(-1)
+        q *= np.float32(self.d_head**-0.5)
+        keys, values = scratch[: 2 * n * self.d_head].reshape(2, n, self.d_head)
+        for head, q_head in enumerate(split_heads(q, self.n_head)):
+            np.copyto(keys, codes[0, head, :n])
+            np.copyto(values, codes[1, head, :n])
+            for rows, tile in self._tiles(len(q), scores, observe):
+                np.matmul(q_head[rows], keys.T, out=tile)
+                self._weigh(layer, head, tile, observe)
+                np.matmul(tile, values, out=q_head[rows])
+        q *= v_scales.reshape(-1)

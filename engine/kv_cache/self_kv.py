@@ -14,7 +14,7 @@ import numpy.typing as npt
 from engine.arena import DECODE, Arena, Room
 from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import softmax
-from engine.kv_cache.heads import merged_heads, split_heads
+from engine.kv_cache.heads import split_heads
 from engine.quantization import symmetric_scale
 
 
@@ -108,7 +108,7 @@ class SelfKVCache(ABC):
 
     @abstractmethod
     def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
-        """Put k, v [n_head, n, d_head] at tokens `at`."""
+        """Put k, v [n_head, n, d_head] at tokens `at`; they may be overwritten."""
 
     @abstractmethod
     def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
@@ -118,52 +118,55 @@ class SelfKVCache(ABC):
     def _values(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
         """V, likewise."""
 
-    def append(self, layer: int, k: Float32, v: Float32) -> None:
+    def append(self, layer: int, k: Float32, v: Float32, first: int = 0) -> None:
         """Put k, v of new tokens after those held. A later `append` before `advance` overwrites them.
 
         Parameters
         ----------
-        k, v : [n, n_state]
+        k, v : [n, n_state], overwritten
             Of n tokens of the one live sequence, or of one token of each live sequence.
+        first : int
+            How many of the new tokens come before these, in other calls.
 
         Raises
         ------
         ValueError
             As `new_positions`.
         """
-        at = self.new_positions(len(k))
-        n_new = at.stop - at.start
+        n_new = self._n_new(len(k))
+        at = slice(self.new_positions(first + len(k)).stop - n_new, self.length + first + n_new)
         k_heads, v_heads = split_heads(k, self.n_head), split_heads(v, self.n_head)
         for i, place in enumerate(self._places):
             rows = slice(i * n_new, (i + 1) * n_new)
             self._store(place, layer, at, k_heads[:, rows], v_heads[:, rows])
 
-    def attend(self, layer: int, q: Float32, scratch: Float32) -> Float32:
+    def attend(self, layer: int, q: Float32, scratch: Float32, scores: Float32) -> None:
         """Causal attention of the newest tokens, each to its own sequence; their keys and values were appended before.
 
         Parameters
         ----------
-        q : [n, n_state], as for `append`
-        scratch : flat, at least n_text_ctx · n_state elements
-            Where codes are expanded: first the keys of a sequence, then its values.
-
-        Returns
-        -------
-        out : [n, n_state]
+        q : [n, n_state], as for `append`, overwritten: row i holds what token i attended to
+        scratch : flat, at least 2 · n_text_ctx · n_state elements
+            Where codes are expanded: the keys of a sequence, then its values.
+        scores : flat, at least n_head · n_text_ctx elements: so many rows of scores exist at a time
         """
         n_new = self._n_new(len(q))
-        end = self.length + n_new
         q_heads = split_heads(q, self.n_head)
-        out: Float32 = np.empty((self.n_head, len(q), self.d_head), np.float32)
+        n_rows = min(n_new, scores.size // (self.n_head * (self.length + n_new)))
         for i, place in enumerate(self._places):
-            rows = slice(i * n_new, (i + 1) * n_new)
-            scores = np.matmul(q_heads[:, rows], self._keys(place, layer, end, scratch).transpose(0, 2, 1))
-            scores *= np.float32(self.d_head**-0.5)
-            if n_new > 1:  # token i of the new ones sees the held tokens and the new ones up to itself
-                scores += np.triu(np.full((n_new, end), -np.inf, np.float32), k=self.length + 1)
-            softmax(scores)
-            np.matmul(scores, self._values(place, layer, end, scratch), out=out[:, rows])
-        return merged_heads(out)
+            for start in range(0, n_new, n_rows):
+                stop = min(start + n_rows, n_new)
+                end = self.length + stop
+                rows = q_heads[:, i * n_new + start : i * n_new + stop]
+                tile = scores[: self.n_head * (stop - start) * end].reshape(self.n_head, stop - start, end)
+                keys = self._keys(place, layer, end, scratch)
+                np.matmul(rows, keys.transpose(0, 2, 1), out=tile)
+                tile *= np.float32(self.d_head**-0.5)
+                for row in range(stop - start - 1):  # a token sees those held, and the new ones up to itself
+                    tile[:, row, self.length + start + row + 1 :] = -np.inf
+                softmax(tile)
+                values = self._values(place, layer, end, scratch[self.n_head * end * self.d_head :])
+                np.matmul(tile, values, out=rows)
 
     def new_positions(self, n_rows: int) -> slice:
         """Positions that the next `n_rows` tokens, as for `append`, take in their sequences.
@@ -217,9 +220,10 @@ class SelfKVInt8(SelfKVCache):
     def _store(self, place: int, layer: int, at: slice, k: Float32, v: Float32) -> None:
         codes, scales = (self._arrays[name][place] for name in ("codes", "scales"))
         for index, new in enumerate((k, v)):
-            scale = symmetric_scale(np.abs(new).max(axis=2, keepdims=True))
+            scale = symmetric_scale(np.maximum(new.max(axis=2, keepdims=True), -new.min(axis=2, keepdims=True)))
             scales[index, layer, :, at] = scale
-            codes[index, layer, :, at] = np.rint(new / scale)
+            new /= scale
+            codes[index, layer, :, at] = np.rint(new, out=new)
 
     def _keys(self, place: int, layer: int, end: int, scratch: Float32) -> Float32:
         return self._expanded(0, place, layer, end, scratch)

@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from engine.dims import Float32, ModelDimensions
 from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
-from engine.kv_cache.heads import merged_heads, split_heads
+from engine.kv_cache.heads import split_heads
 from engine.quantization import Weight, symmetric_scale
 
-SCORE_ROWS = 64
-"""Rows of scores, heads times tokens, computed in one product: X is read (and widened) once for all of them. A prompt's scores
-are those of one head, as in the other policies."""
+PRODUCT_ELEMENTS = 16_384
+"""Of rows, heads times tokens, that are multiplied with X in one product: X is read (and widened) once for all of them. 64 KiB:
+for tiny 42 rows, all heads of five beams."""
 
 
 class _CrossKVShared(CrossKVCache):
@@ -37,37 +37,60 @@ class _CrossKVShared(CrossKVCache):
         raise ValueError(f"layer {layer} has no keys and values of its own: the audio features serve all of them")
 
     def attend(
-        self, layer: int, q: Float32, projections: CrossProjections, scratch: Float32, observe: ScoreObserver | None = None
-    ) -> Float32:
-        q_heads = split_heads(q, self.n_head) * np.float32(self.d_head**-0.5)
-        out = np.empty((self.n_head, len(q), self.d_head), np.float32)
-        n_together = max(1, SCORE_ROWS // len(q))
-        for first in range(0, self.n_head, n_together):
-            heads = range(first, min(first + n_together, self.n_head))
-            absorbed = np.empty((len(heads), len(q), q.shape[1]), np.float32)
-            for i, head in enumerate(heads):
-                np.matmul(q_heads[head], self._rows(projections.key, head, scratch), out=absorbed[i])
-            scores = self._scores(absorbed.reshape(-1, q.shape[1]), scratch)
-            for i, head in enumerate(heads):
-                self._weigh(layer, head, scores[i * len(q) : (i + 1) * len(q)], observe)
-            mixed = self._mixed(scores, scratch).reshape(absorbed.shape)
-            for i, head in enumerate(heads):
-                np.matmul(mixed[i], self._rows(projections.value, head, scratch).T, out=out[head])
-        merged = merged_heads(out)
-        merged += projections.value_bias
-        return merged
+        self,
+        layer: int,
+        q: Float32,
+        projections: CrossProjections,
+        scratch: Float32,
+        scores: Float32,
+        observe: ScoreObserver | None = None,
+    ) -> None:
+        n_state, n = q.shape[1], self._n_positions
+        n_together = max(1, min(PRODUCT_ELEMENTS // n_state, scores.size // n))
+        n_rows = len(q) if observe is not None else n_together
+        q *= np.float32(self.d_head**-0.5)
+        for start in range(0, len(q), n_rows):
+            rows = split_heads(q[start : start + n_rows], self.n_head)
+            n_heads = max(1, n_together // rows.shape[1])
+            for first in range(0, self.n_head, n_heads):
+                self._attend_heads(layer, first, rows[first : first + n_heads], projections, scratch, scores, observe)
+        q += projections.value_bias
+
+    def _attend_heads(
+        self,
+        layer: int,
+        first: int,
+        rows: Float32,
+        projections: CrossProjections,
+        scratch: Float32,
+        scores: Float32,
+        observe: ScoreObserver | None,
+    ) -> None:
+        """Some heads' rows [heads, n, d_head], the first head's number being `first`, together; they become the result."""
+        n_heads, n, _ = rows.shape
+        absorbed: Float32 = np.empty((n_heads, n, self._shape[1]), np.float32)
+        for i in range(n_heads):
+            np.matmul(rows[i], self._rows(projections.key, first + i, scratch), out=absorbed[i])
+        ((_, tile),) = self._tiles(n_heads * n, scores, observe)
+        flat = absorbed.reshape(n_heads * n, -1)
+        self._score(flat, scratch, tile)
+        for i in range(n_heads):
+            self._weigh(layer, first + i, tile[i * n : (i + 1) * n], observe)
+        self._mix(tile, scratch, flat)
+        for i in range(n_heads):
+            np.matmul(absorbed[i], self._rows(projections.value, first + i, scratch).T, out=rows[i])
 
     def _rows(self, weight: Weight, head: int, scratch: Float32) -> Float32:
         """A head's rows of a projection, float32 [d_head, n_state]."""
         return weight.rows(head * self.d_head, (head + 1) * self.d_head).expand(scratch)
 
     @abstractmethod
-    def _scores(self, absorbed: Float32, scratch: Float32) -> Float32:
-        """absorbed [rows, n_state] · Xᵀ: [rows, n_positions]."""
+    def _score(self, absorbed: Float32, scratch: Float32, out: Float32) -> None:
+        """absorbed [rows, n_state] · Xᵀ to `out` [rows, n_positions]."""
 
     @abstractmethod
-    def _mixed(self, weights: Float32, scratch: Float32) -> Float32:
-        """weights [rows, n_positions] · X: [rows, n_state]; `weights` may be overwritten."""
+    def _mix(self, weights: Float32, scratch: Float32, out: Float32) -> None:
+        """weights [rows, n_positions] · X to `out` [rows, n_state]; `weights` may be overwritten."""
 
 
 class CrossKVSharedFloat32(_CrossKVShared):
@@ -81,13 +104,11 @@ class CrossKVSharedFloat32(_CrossKVShared):
         super().begin(audio_features, log_counts, scratch)
         self._arrays["x"][: len(audio_features)] = audio_features
 
-    def _scores(self, absorbed: Float32, scratch: Float32) -> Float32:
-        scores: Float32 = absorbed @ self._arrays["x"][: self._n_positions].T
-        return scores
+    def _score(self, absorbed: Float32, scratch: Float32, out: Float32) -> None:
+        np.matmul(absorbed, self._arrays["x"][: self._n_positions].T, out=out)
 
-    def _mixed(self, weights: Float32, scratch: Float32) -> Float32:
-        mixed: Float32 = weights @ self._arrays["x"][: self._n_positions]
-        return mixed
+    def _mix(self, weights: Float32, scratch: Float32, out: Float32) -> None:
+        np.matmul(weights, self._arrays["x"][: self._n_positions], out=out)
 
 
 class CrossKVSharedInt8(_CrossKVShared):
@@ -99,30 +120,31 @@ class CrossKVSharedInt8(_CrossKVShared):
 
     def begin(self, audio_features: Float32, log_counts: Float32, scratch: Float32) -> None:
         super().begin(audio_features, log_counts, scratch)
-        for tile, divided in self._tiles(scratch):
+        for tile, divided in self._position_tiles(scratch):
             x = audio_features[tile]
             scale = symmetric_scale(np.maximum(x.max(axis=1), -x.min(axis=1)))
             self._arrays["scales"][tile] = scale
             np.divide(x, scale[:, None], out=divided)
             self._arrays["codes"][tile] = np.rint(divided, out=divided)
 
-    def _scores(self, absorbed: Float32, scratch: Float32) -> Float32:
-        scores: Float32 = np.empty((len(absorbed), self._n_positions), np.float32)
-        for tile, widened in self._tiles(scratch):
-            np.copyto(widened, self._arrays["codes"][tile])
-            np.matmul(absorbed, widened.T, out=scores[:, tile])
-        scores *= self._arrays["scales"][: self._n_positions]
-        return scores
+    def _score(self, absorbed: Float32, scratch: Float32, out: Float32) -> None:
+        for tile, widened in self._widened(scratch):
+            np.matmul(absorbed, widened.T, out=out[:, tile])
+        out *= self._arrays["scales"][: self._n_positions]
 
-    def _mixed(self, weights: Float32, scratch: Float32) -> Float32:
+    def _mix(self, weights: Float32, scratch: Float32, out: Float32) -> None:
         weights *= self._arrays["scales"][: self._n_positions]
-        mixed: Float32 = np.zeros((len(weights), self._shape[1]), np.float32)
-        for tile, widened in self._tiles(scratch):
-            np.copyto(widened, self._arrays["codes"][tile])
-            mixed += weights[:, tile] @ widened
-        return mixed
+        out[:] = 0.0
+        for tile, widened in self._widened(scratch):
+            out += weights[:, tile] @ widened
 
-    def _tiles(self, scratch: Float32) -> Iterator[tuple[slice, Float32]]:
+    def _widened(self, scratch: Float32) -> Iterator[tuple[slice, Float32]]:
+        """The codes in float32, [rows, n_state], a tile of positions at a time."""
+        for tile, room in self._position_tiles(scratch):
+            np.copyto(room, self._arrays["codes"][tile])
+            yield tile, room
+
+    def _position_tiles(self, scratch: Float32) -> Iterator[tuple[slice, Float32]]:
         """The window's positions a tile at a time, with room for as many rows of X, [rows, n_state]."""
         n_state = self._shape[1]
         n_rows = scratch.size // n_state

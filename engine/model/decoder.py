@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.dims import Float32
+from engine.arena import DECODE, Arena, Room
+from engine.dims import Float32, ModelDimensions
 from engine.errors import NonFiniteLogits
 from engine.kernels import reference as kernels
 from engine.kv_cache import CrossKVCache, CrossProjections, ScoreObserver, SelfKVCache
@@ -16,6 +17,11 @@ from engine.shards.pieces import TABLE
 from engine.shards.store import ShardStore
 from engine.timings import LayerTimings
 
+HIDDEN_ROWS = 64
+"""Tokens of a prompt whose hidden width, keys and values exist at a time; a row of scores is there for as many of each head."""
+EMBEDDED_TOGETHER = 32
+"""Tokens whose embeddings are read at a time."""
+
 
 class TextDecoder:
     """The decoder of openai/whisper model.py.
@@ -24,21 +30,32 @@ class TextDecoder:
     ----------
     store : ShardStore
     self_kv, cross_kv : the caches of one policy
-    scratch : float32, flat, at least n_state · n_text_ctx and d_head · n_audio_ctx elements
-        Where weights and INT8 caches are expanded.
-    logits : float32 [n, n_vocab]
-        Where a step puts its logits, up to n rows of them.
+    arena : Arena
+        With its `rooms`, and `scratch`: float32, flat, where weights and INT8 caches are expanded, as large as the caches ask.
     """
 
-    def __init__(
-        self, store: ShardStore, self_kv: SelfKVCache, cross_kv: CrossKVCache, scratch: Float32, logits: Float32
-    ) -> None:
+    def __init__(self, store: ShardStore, self_kv: SelfKVCache, cross_kv: CrossKVCache, arena: Arena) -> None:
         self._store = store
         self._dims = store.dims
         self._self_kv = self_kv
         self._cross_kv = cross_kv
-        self._scratch = scratch
-        self._logits_rows = logits
+        self._scratch: Float32 = arena["scratch"]
+        self._rows: Float32 = arena["decoder"]
+        self._hidden: Float32 = arena["decoder_hidden"]
+        self._scores: Float32 = arena["decoder_scores"]
+        self._logits_rows: Float32 = arena["logits"]
+
+    @staticmethod
+    def rooms(dims: ModelDimensions, n_sequences: int) -> list[Room]:
+        """What it needs of an arena, beside `scratch`, the logits of `n_sequences` among it."""
+        n_state, decode = dims.n_text_state, frozenset({DECODE})
+        n_scores = HIDDEN_ROWS * max(dims.n_audio_ctx, dims.n_text_head * dims.n_text_ctx)
+        return [
+            Room("decoder", (3, dims.n_text_ctx, n_state), np.float32, decode),
+            Room("decoder_hidden", (HIDDEN_ROWS * 4 * n_state,), np.float32, decode),
+            Room("decoder_scores", (n_scores,), np.float32, decode),
+            Room("logits", (n_sequences, dims.n_vocab), np.float32, decode),
+        ]
 
     def begin_window(
         self,
@@ -118,7 +135,7 @@ class TextDecoder:
         -------
         probabilities : float32 [stop - start]
         """
-        x = np.ascontiguousarray(self._feed(tokens, timings, observe)[asked.start - 1 : asked.stop - 1])
+        x = self._feed(tokens, timings, observe)[asked.start - 1 : asked.stop - 1]
         self._norm_last(x, timings)
         chosen = kernels.ChosenProbabilities(x, np.asarray(tokens[asked]), self._scratch)
         for rows, weights in self._store.embedding_blocks(timings):
@@ -127,7 +144,7 @@ class TextDecoder:
         return chosen.result()
 
     def _feed(self, tokens: Sequence[int], timings: LayerTimings, observe: ScoreObserver | None) -> Float32:
-        """What the blocks make of `tokens`: [n, n_state], before the last norm."""
+        """What the blocks make of `tokens`: [n, n_state], before the last norm, overwritten by the next call."""
         x = self._embed(tokens, timings)
         for layer in range(self._dims.n_text_layer):
             with self._store.layer("decoder", str(layer), timings) as weights:
@@ -137,36 +154,45 @@ class TextDecoder:
 
     def _embed(self, tokens: Sequence[int], timings: LayerTimings) -> Float32:
         places = self._self_kv.new_positions(len(tokens))
-        x = self._store.token_rows(tokens, timings).expand(self._scratch).copy()
+        x = self._rows[0, : len(tokens)]
+        for start in range(0, len(tokens), EMBEDDED_TOGETHER):
+            some = tokens[start : start + EMBEDDED_TOGETHER]
+            x[start : start + len(some)] = self._store.token_rows(some, timings).expand(self._scratch)
         with self._store.layer("decoder", "embedding", timings) as weights:
             x += weights["positional_embedding"].rows(places.start, places.stop).expand(self._scratch)
         return x
 
     def _block(self, x: Float32, layer: int, weights: dict[str, Weight], observe: ScoreObserver | None) -> None:
-        """One residual block on x [n, n_state], in place."""
-        y = np.empty_like(x)
+        """One residual block on x [n, n_state], in place. What is wider than x exists for `HIDDEN_ROWS` tokens at a time."""
+        y, q = self._rows[1:, : len(x)]
+        n_state = x.shape[1]
+        tiles = [slice(start, min(start + HIDDEN_ROWS, len(x))) for start in range(0, len(x), HIDDEN_ROWS)]
 
-        def project(source: Float32, name: str, has_bias: bool = True) -> Float32:
-            weight = weights[f"{name}.weight"]
-            out: Float32 = np.empty((len(source), len(weight.data)), np.float32)
+        def project(source: Float32, name: str, out: Float32, has_bias: bool = True) -> Float32:
             bias = vector(weights, f"{name}.bias") if has_bias else None
-            kernels.linear(source, weight, bias, out, self._scratch)
+            kernels.linear(source, weights[f"{name}.weight"], bias, out, self._scratch)
             return out
 
         def norm(name: str) -> None:
             kernels.layer_norm(x, vector(weights, f"{name}.weight"), vector(weights, f"{name}.bias"), y)
 
         norm("attn_ln")
-        self._self_kv.append(layer, project(y, "attn.key", has_bias=False), project(y, "attn.value"))
-        x += project(self._self_kv.attend(layer, project(y, "attn.query"), self._scratch), "attn.out")
+        for rows in tiles:
+            k, v = self._hidden[: 2 * n_state * (rows.stop - rows.start)].reshape(2, -1, n_state)
+            project(y[rows], "attn.key", k, has_bias=False)
+            project(y[rows], "attn.value", v)
+            self._self_kv.append(layer, k, v, rows.start)
+        self._self_kv.attend(layer, project(y, "attn.query", q), self._scratch, self._scores)
+        x += project(q, "attn.out", y)
         norm("cross_attn_ln")
-        q = project(y, "cross_attn.query")
-        heard = self._cross_kv.attend(layer, q, _cross_projections(weights), self._scratch, observe)
-        x += project(heard, "cross_attn.out")
+        project(y, "cross_attn.query", q)
+        self._cross_kv.attend(layer, q, _cross_projections(weights), self._scratch, self._scores, observe)
+        x += project(q, "cross_attn.out", y)
         norm("mlp_ln")
-        hidden = project(y, "mlp.0")
-        kernels.gelu(hidden)
-        x += project(hidden, "mlp.2")
+        for rows in tiles:
+            hidden = self._hidden[: 4 * n_state * (rows.stop - rows.start)].reshape(-1, 4 * n_state)
+            kernels.gelu(project(y[rows], "mlp.0", hidden))
+            x[rows] += project(hidden, "mlp.2", y[rows])
 
     def _norm_last(self, x: Float32, timings: LayerTimings) -> None:
         """The norm behind the blocks, on x [n, n_state], in place."""

@@ -27,16 +27,16 @@ def arena_bytes(dims: ModelDimensions, kv: str) -> int:
 def window_rooms(dims: ModelDimensions, self_kv: SelfKVCache, cross_kv: CrossKVCache) -> list[Room]:
     """All that a window needs of an arena."""
     n_state = dims.n_audio_state
-    # Expanded whole: the second convolution; position encodings, or the keys of a sequence's own tokens; a head's keys of a
+    # Expanded whole: the second convolution; position encodings; keys and values of a sequence's own tokens, and a head's of a
     # window. Everything else comes in tiles.
-    cross_head = dims.n_audio_ctx * n_state // dims.n_text_head
-    whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), n_state * dims.n_text_ctx, cross_head)
+    cross_heads = 2 * dims.n_audio_ctx * n_state // dims.n_text_head
+    whole = (CONV_WIDTH * n_state * max(n_state, dims.n_mels), 2 * n_state * dims.n_text_ctx, cross_heads)
     return [
         Room("scratch", (max(*whole, TILE_ROWS * n_state),), np.float32, frozenset({ENCODE, FILL, DECODE})),
         Room("spare", (2, dims.n_audio_ctx, n_state), np.float32, frozenset({FILL})),
         Room("log_mel", (dims.n_frames, dims.n_mels), np.float32, frozenset({ENCODE, FILL, DECODE})),
-        Room("logits", (N_SEQUENCES, dims.n_vocab), np.float32, frozenset({DECODE})),
         *AudioEncoder.rooms(dims),
+        *TextDecoder.rooms(dims, N_SEQUENCES),
         *self_kv.rooms(N_SEQUENCES),
         *cross_kv.rooms(),
     ]
@@ -76,7 +76,7 @@ class Whisper:
         self._positions = TAILS[tail]
         self.self_kv_bytes, self.cross_kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
         self.encoder = AudioEncoder(store, arena)
-        self.decoder = TextDecoder(store, self_kv, cross_kv, arena["scratch"], arena["logits"])
+        self.decoder = TextDecoder(store, self_kv, cross_kv, arena)
 
     def begin_window(self, log_mel: Float32, timings: LayerTimings, check: Callable[[], None]) -> None:
         """Encode a window and get the decoder ready for it.

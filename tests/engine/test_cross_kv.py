@@ -16,6 +16,7 @@ DIMS_4 = replace(DIMS, n_text_head=4, n_text_state=128, n_audio_head=4, n_audio_
 N_CTX, N_STATE, N_HEAD = DIMS_4.n_audio_ctx, DIMS_4.n_text_state, DIMS_4.n_text_head
 SCRATCH = np.full(32 * N_STATE, np.nan, np.float32)
 """As small as a cache may ask for: d_head · n_state elements, room for 32 of 50 positions. NaN shows what was not written."""
+SCORES = np.empty(13 * N_CTX, np.float32)
 EXACT = 1e-5
 TOLERANCE = {"f32": EXACT, "int8": 0.03, "shared-f32": EXACT, "shared-int8": 0.05, "int8-half": 0.03}
 """Of the result, whose values are of order one."""
@@ -54,8 +55,10 @@ class Window:
         return cache
 
     def attend(self, cache: CrossKVCache, q: np.ndarray, layer: int = 1, **arguments: object) -> np.ndarray:
-        SCRATCH[:] = np.nan
-        return cache.attend(layer, q, self.projections, SCRATCH, **arguments)
+        SCRATCH[:] = SCORES[:] = np.nan
+        out = q.copy()
+        cache.attend(layer, out, self.projections, SCRATCH, SCORES, **arguments)
+        return out
 
     def plain(self, q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The formula: the result [n, n_state], and the scores [n_head, n, n_positions] without log counts."""
@@ -121,11 +124,11 @@ def test_a14_a_longer_window_leaves_nothing_behind(policy: str) -> None:
 @pytest.mark.parametrize("policy", KV_POLICIES)
 @pytest.mark.parametrize("n_positions", [N_CTX, 37])
 def test_an_observer_sees_every_head_and_position_once(policy: str, n_positions: int) -> None:
-    """Scores without log counts; those of a position that is left out are its neighbour's. Seeing changes nothing."""
+    """Without log counts; of a position that is left out, its neighbour's. Seeing changes no more than rounding."""
     heard, q = window(n_positions), normal(40, N_STATE)
     cache, seen = heard.begun(policy), list[tuple[int, int, np.ndarray]]()
     out = heard.attend(cache, q, layer=2, observe=lambda layer, head, scores: seen.append((layer, head, scores.copy())))
-    assert np.array_equal(out, heard.attend(cache, q, layer=2))
+    assert np.abs(out - heard.attend(cache, q, layer=2)).max() < EXACT  # which goes by tiles of rows
     assert [(layer, head) for layer, head, _ in seen] == [(2, head) for head in range(N_HEAD)]
     scores = np.stack([scores for _, _, scores in seen])
     assert scores.shape == (N_HEAD, 40, n_positions)

@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.kv_cache import KV_POLICIES
+from engine.kv_cache import KV_POLICIES, SelfKVCache
 from tests.caches import make_caches
 from tests.random_checkpoint import DIMS
 
 RNG = np.random.default_rng(11)
-SCRATCH = np.empty(DIMS.n_text_ctx * DIMS.n_text_state, np.float32)
+SCRATCH = np.empty(2 * DIMS.n_text_ctx * DIMS.n_text_state, np.float32)
+SCORES = np.empty(3 * DIMS.n_text_head * DIMS.n_text_ctx, np.float32)
+"""As many as a cache may ask for, three times: a prompt's rows come three at a time, or a few more."""
 TINY_LAYERS, TINY_WINDOW = 4, 1500 * 384
 TINY_SELF = 2 * TINY_LAYERS * 448 * 384
 TINY_SELF_SCALES = 2 * TINY_LAYERS * 448 * 6
@@ -22,21 +24,48 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+def append(cache: SelfKVCache, layer: int, k: np.ndarray, v: np.ndarray, first: int = 0) -> None:
+    cache.append(layer, k.copy(), v.copy(), first)
+
+
+def attend(cache: SelfKVCache, layer: int, q: np.ndarray) -> np.ndarray:
+    out = q.copy()
+    cache.attend(layer, out, SCRATCH, SCORES)
+    return out
+
+
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_prefill_equals_one_token_at_a_time(policy: str) -> None:
     """Causality: a token of a prompt sees what it would have seen alone."""
     q, k, v = (normal(6, DIMS.n_text_state) for _ in range(3))
     together, alone = make_caches(policy, DIMS)[0], make_caches(policy, DIMS)[0]
-    together.append(0, k[:2], v[:2])
+    append(together, 0, k[:2], v[:2])
     together.advance(2)
-    together.append(0, k[2:], v[2:])
-    expected = together.attend(0, q[2:], SCRATCH)
+    append(together, 0, k[2:], v[2:])
+    expected = attend(together, 0, q[2:])
     for i in range(6):
-        alone.append(0, k[i : i + 1], v[i : i + 1])
-        out = alone.attend(0, q[i : i + 1], SCRATCH)
+        append(alone, 0, k[i : i + 1], v[i : i + 1])
+        out = attend(alone, 0, q[i : i + 1])
         alone.advance(1)
         if i >= 2:
             assert np.abs(out - expected[i - 2]).max() < 1e-5
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_a_prompt_appended_in_parts_is_the_same_prompt(policy: str) -> None:
+    """Longer than the rows of scores that exist at a time; all keys and values are there before the first token looks."""
+    q, k, v = (normal(20, DIMS.n_text_state) for _ in range(3))
+    whole, parts, alone = (make_caches(policy, DIMS)[0] for _ in range(3))
+    append(whole, 1, k, v)
+    for first in range(0, 20, 7):
+        append(parts, 1, k[first : first + 7], v[first : first + 7], first)
+    assert np.array_equal(attend(whole, 1, q), attend(parts, 1, q))
+    for i, row in enumerate(attend(whole, 1, q)):
+        append(alone, 1, k[i : i + 1], v[i : i + 1])
+        assert np.abs(attend(alone, 1, q[i : i + 1])[0] - row).max() < 1e-5
+        alone.advance(1)
+    with pytest.raises(ValueError, match="n_text_ctx 32"):
+        append(parts, 1, k[:5], v[:5], 28)
 
 
 def test_int8_self_attention_is_near_float32() -> None:
@@ -44,8 +73,8 @@ def test_int8_self_attention_is_near_float32() -> None:
     outs = []
     for policy in ("f32", "int8"):
         cache = make_caches(policy, DIMS)[0]
-        cache.append(1, k, v)
-        outs.append(cache.attend(1, q, SCRATCH))
+        append(cache, 1, k, v)
+        outs.append(attend(cache, 1, q))
     assert 0 < np.abs(outs[0] - outs[1]).max() < 0.03
 
 
@@ -53,8 +82,8 @@ def test_int8_self_attention_is_near_float32() -> None:
 def test_silent_keys_and_values_give_no_nan(policy: str) -> None:
     cache = make_caches(policy, DIMS)[0]
     zeros = np.zeros((4, 64), np.float32)
-    cache.append(0, zeros, zeros)
-    assert not cache.attend(0, normal(4, 64), SCRATCH).any()
+    append(cache, 0, zeros, zeros)
+    assert not attend(cache, 0, normal(4, 64)).any()
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
@@ -62,13 +91,13 @@ def test_nothing_grows_and_too_many_tokens_are_refused(policy: str) -> None:
     cache, _ = make_caches(policy, DIMS)
     before = cache.n_bytes
     for _ in range(DIMS.n_text_ctx):
-        cache.append(0, normal(1, 64), normal(1, 64))
+        append(cache, 0, normal(1, 64), normal(1, 64))
         cache.advance(1)
     assert cache.n_bytes == before
     with pytest.raises(ValueError, match="n_text_ctx 32"):
-        cache.append(0, normal(1, 64), normal(1, 64))
+        append(cache, 0, normal(1, 64), normal(1, 64))
     cache.reset()
-    cache.append(0, normal(1, 64), normal(1, 64))
+    append(cache, 0, normal(1, 64), normal(1, 64))
 
 
 @pytest.mark.parametrize(
@@ -106,7 +135,7 @@ def test_sequences_side_by_side_equal_each_alone(policy: str) -> None:
     alone = [make_caches(policy, DIMS)[0]]
     k, v = normal(3, DIMS.n_text_state), normal(3, DIMS.n_text_state)
     for cache in (side, *alone):
-        cache.append(0, k, v)
+        append(cache, 0, k, v)
         cache.advance(3)
     told = [[(k, v)]]  # what each sequence was fed
     for sources in ([0, 0, 0], [2, 0, 0, 1], [3, 3, 1, 0], [1], [0, 0], [1, 0]):
@@ -114,16 +143,16 @@ def test_sequences_side_by_side_equal_each_alone(policy: str) -> None:
         told = [list(told[source]) for source in sources]
         n = len(sources)
         q, k, v = (rng.standard_normal((n, DIMS.n_text_state)).astype(np.float32) for _ in range(3))
-        side.append(0, k, v)
-        found = side.attend(0, q, SCRATCH)
+        append(side, 0, k, v)
+        found = attend(side, 0, q)
         side.advance(n)
         for i in range(n):
             own = make_caches(policy, DIMS)[0]
             for before in told[i]:
-                own.append(0, *before)
+                append(own, 0, *before)
                 own.advance(len(before[0]))
-            own.append(0, k[i : i + 1], v[i : i + 1])
-            assert np.allclose(own.attend(0, q[i : i + 1], SCRATCH), found[i], atol=1e-5)
+            append(own, 0, k[i : i + 1], v[i : i + 1])
+            assert np.allclose(attend(own, 0, q[i : i + 1]), found[i], atol=1e-5)
             told[i].append((k[i : i + 1], v[i : i + 1]))
 
 
@@ -139,7 +168,7 @@ def test_only_the_places_reserved_are_there_and_they_are_given_back(policy: str,
     assert cache.n_bytes == 3 * one
     cache.reorder([0, 0, 0])
     with pytest.raises(ValueError, match="2 tokens for 3 sequences"):
-        cache.append(0, normal(2, 64), normal(2, 64))
+        append(cache, 0, normal(2, 64), normal(2, 64))
     cache.reserve(1)
     assert cache.n_bytes == one
     assert cache.length == 0

@@ -13,7 +13,7 @@ from engine.checkpoints import open_checkpoint
 from engine.convert import convert
 from engine.errors import NonFiniteLogits
 from engine.kv_cache import KV_POLICIES
-from engine.model import Whisper
+from engine.model import Whisper, decoder
 from engine.shards.store import ShardStore
 from engine.tail import Positions, merged, whole
 from engine.timings import LayerTimings
@@ -211,6 +211,18 @@ def test_a_window_begins_without_the_decoder_where_its_features_are_shared(
     model, timings = Whisper(ShardStore(models["int8"]), kv), LayerTimings()
     model.begin_window(log_mel, timings, lambda: None)
     assert ("decoder", "0") not in timings.compute if kv.startswith("shared") else ("decoder", "2") in timings.compute
+
+
+@pytest.mark.parametrize("kv", KV_POLICIES)
+def test_a_prompt_longer_than_a_tile_is_the_same_prompt(
+    kv: str, models: dict[str, Path], log_mel: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(Whisper(ShardStore(models["int8"]), kv), log_mel, prefill=len(TOKENS))
+    monkeypatch.setattr(decoder, "HIDDEN_ROWS", 2)
+    monkeypatch.setattr(decoder, "EMBEDDED_TOGETHER", 2)
+    tiled = run(Whisper(ShardStore(models["int8"]), kv), log_mel, prefill=len(TOKENS))
+    assert np.array_equal(whole[0], tiled[0])
+    assert np.abs(whole[1] - tiled[1]).max() < 1e-3
 
 
 def test_a14_a_window_leaves_nothing_behind(models: dict[str, Path], log_mel: np.ndarray) -> None:

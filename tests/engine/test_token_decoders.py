@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from engine.decoding import DecodingOptions, DecodingTask
-from engine.decoding.token_decoders import BeamSearchDecoder, Hypothesis, SamplingDecoder, likeliest
+from engine.decoding.token_decoders import BeamSearchDecoder, Hypothesis, SamplingDecoder, _highest, likeliest
 from engine.timings import LayerTimings
 from tests.engine.test_decoding import EOT, N_VOCAB, A, B, C, special, stamp, tokenizer
 from tests.random_checkpoint import DIMS
@@ -53,6 +54,34 @@ def test_a_log_probability_is_that_at_temperature_1_of_what_was_drawn() -> None:
 def test_a_tiny_temperature_is_the_likeliest_token_and_no_overflow(temperature: float) -> None:
     assert set(drawn(20, temperature)) == {1}
     assert set(drawn(20, temperature, logits=np.float32(1e4) * LOGITS)) == {1}
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_a_draw_from_tiles_is_the_draw_from_all_of_them(temperature: float, top_p: float) -> None:
+    """The plain way: probabilities of the whole vocabulary, added up."""
+    rng = np.random.default_rng(3)
+    row = rng.standard_normal(20_000).astype(np.float32)
+    row[rng.integers(0, len(row), 5000)] = -np.inf
+    row[-3000:] = -np.inf
+    chooser, dice = SamplingDecoder(EOT, temperature, seed=5, top_p=top_p), random.Random(5)  # noqa: S311
+    probabilities = np.exp((row - row.max()) / np.float32(temperature)).astype(np.float64)
+    probabilities /= probabilities.sum()
+    order = np.argsort(probabilities)[::-1]
+    kept = np.cumsum(probabilities[order]) - probabilities[order] < top_p
+    probabilities[order[~kept]] = 0.0
+    total = np.cumsum(probabilities)
+    expected = [int(np.searchsorted(total, dice.random() * total[-1], side="right")) for _ in range(200)]
+    assert [chooser._draw(row) for _ in range(200)] == expected
+    assert len(set(expected)) > 20
+
+
+def test_the_highest_of_tiles_are_the_highest() -> None:
+    for size in (5, 8192, 20_000):
+        row = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+        row[: size // 2] = -np.inf
+        n = min(size // 2, 9)
+        assert sorted(_highest(row, n)) == sorted(np.argsort(row)[-n:].tolist())
 
 
 def test_the_seed_alone_decides_the_draws() -> None:
