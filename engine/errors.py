@@ -154,9 +154,13 @@ class NameTaken(EngineError):
 
 
 class MemoryBudgetExceeded(EngineError):
-    """The model cannot run in so few bytes."""
+    """The model cannot run in so few bytes; in `least_bytes` it can."""
 
     code = "memory_budget_exceeded"
+
+    def __init__(self, message: str, least_bytes: int) -> None:
+        super().__init__(message)
+        self.least_bytes = least_bytes
 
 
 class MeasuringUnavailable(EngineError):

@@ -85,7 +85,8 @@ def make_plan(manifest: Manifest, budget_bytes: int, process_bytes: int, kv_poli
     least = plans[-1].peak_bytes
     raise MemoryBudgetExceeded(
         f"{budget_bytes} bytes do not do: {least} are needed at least, {process_bytes + WORK_BYTES} of them for the process; "
-        "a smaller model, fewer layers per shard (thimble reshard) or --kv shared-int8 need less"
+        "a smaller model, fewer layers per shard (thimble reshard) or --kv shared-int8 need less",
+        least,
     )
 
 

@@ -175,6 +175,8 @@ class Metrics:
         for state in (JobState.DONE, JobState.FAILED, JobState.CANCELLED):
             self._jobs.labels(state.value)
         self._model_bytes = Gauge("thimble_model_bytes", "Bytes of the model's files.", registry=registry)
+        about = "Most bytes that the worker foresees to have resident; 0 where it was told how to run, and foresees nothing."
+        self._planned = Gauge("thimble_worker_planned_peak_bytes", about, registry=registry)
         self._kv_bytes = Gauge("thimble_kv_cache_bytes", "Bytes of the K/V caches.", ("cache",), registry=registry)
         self._build = Gauge(
             "thimble_build_info", "Constant 1; what runs.", ("version", "weights", "kernels"), registry=registry
@@ -186,6 +188,7 @@ class Metrics:
 
     def worker_ready(self, ready: Ready) -> None:
         self._model_bytes.set(ready.model_bytes)
+        self._planned.set(ready.planned_peak_bytes or 0)
         for cache, size in ready.kv_bytes.items():
             self._kv_bytes.labels(cache).set(size)
         self._build.labels(version("thimble-stt"), ready.weights, ready.kernels).set(1)

@@ -63,12 +63,19 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """From the worker: the model is loaded and verified."""
+    """From the worker: the model is loaded and verified.
+
+    Attributes
+    ----------
+    planned_peak_bytes : int or None
+        What the worker foresees to have resident at most; None where the operator said how to run.
+    """
 
     model_bytes: int
     weights: str
     kernels: str
     kv_bytes: dict[str, int]
+    planned_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,7 +186,8 @@ class Supervisor:
             raise RuntimeError(f"expected Ready or Refused from the worker, found {type(answer).__name__}")
         self.fault, self.is_ready, self._failures = None, True, 0
         self._metrics.worker_ready(answer)
-        logger.info("worker ready", extra={"fields": {"pid": worker.pid, "model": settings.model}})
+        fields = {"pid": worker.pid, "model": settings.model, "planned_peak_bytes": answer.planned_peak_bytes}
+        logger.info("worker ready", extra={"fields": fields})
 
     def _set_fault(self, fault: ServiceError) -> None:
         """Say so, and fail the jobs that wait for a worker which may never come; the first of what may pass costs none."""

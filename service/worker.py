@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.decoding import DecodingOptions
-from engine.errors import Cancelled, EngineError, ManifestInvalid, ModelOutdated
+from engine.errors import Cancelled, EngineError, ManifestInvalid, MemoryBudgetExceeded, ModelOutdated
 from engine.languages import LANGUAGES
 from engine.published import MODELS, find_model
 from engine.timings import LayerTimings
@@ -37,7 +37,10 @@ from service.protocol import (
     decode,
     encode,
 )
+from service.worker_memory import default_budget
 
+SLACK_BYTES = 1 << 20
+"""A process grows a little between two looks at what its least would be."""
 PROTOCOL_DESCRIPTORS = 3, 4
 """Where the pipes are kept, so that nothing that prints or reads can touch them."""
 
@@ -85,7 +88,13 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def _load(request: Load) -> Engine:
     directory = find_model(Path(request.models_dir), request.model, request.weights)
-    return Engine(directory, request.kv, request.residency or "resident", request.tail, request.budget_bytes)
+    budget = request.budget_bytes
+    if request.residency is not None or budget is not None or (budget := default_budget()) is None:
+        return Engine(directory, request.kv, request.residency or "resident", request.tail, budget)
+    try:
+        return Engine(directory, request.kv, tail=request.tail, budget_bytes=budget)
+    except MemoryBudgetExceeded as error:  # nobody asked for so little: run as small as it goes
+        return Engine(directory, request.kv, tail=request.tail, budget_bytes=error.least_bytes + SLACK_BYTES)
 
 
 def _options(decoding: dict[str, Any]) -> DecodingOptions:
@@ -151,7 +160,8 @@ def main() -> int:
         mendable = error.code != ModelOutdated.code or request.model in MODELS
         outbox.send(Refused(error.code if mendable else ManifestInvalid.code, str(error)))
         return 1
-    outbox.send(Ready(engine.model_bytes, engine.weights, "reference", engine.kv_bytes))
+    peak_bytes = engine.plan.peak_bytes if engine.plan is not None else None
+    outbox.send(Ready(engine.model_bytes, engine.weights, "reference", engine.kv_bytes, peak_bytes))
     while True:
         job = inbox.messages.get()
         if isinstance(job, Transcribe):
