@@ -17,6 +17,7 @@ COMPARISONS = ("kv", "shards", "budget")
 SHARDS = ("1", "2", "3", "all")
 """Layers per shard."""
 N_BUDGETS = 5
+THIMBLE = (sys.executable, "-m", "engine")
 SLACK_BYTES = 1 << 20
 """Added to a plan's peak for the budget: a process's size before it has a model differs a little from one to the next."""
 
@@ -50,14 +51,18 @@ def _kv_variants(directory: Path, kv: str | None) -> Iterator[Variant]:
 
 
 def _shard_variants(directory: Path, kv: str | None) -> Iterator[Variant]:
-    """The model cut anew, next to the one that is measured: a directory for temporary files may lie in memory."""
-    from engine.cli_models import layers_per_shard
-    from engine.reshard import reshard
+    """The model cut anew, next to the one that is measured: a directory for temporary files may lie in memory.
 
+    By another process: what cuts it would stay in this one, beside what is measured.
+    """
     for number in SHARDS:
         with tempfile.TemporaryDirectory(prefix=".compared-", dir=directory.parent) as beside:
-            reshard(directory, Path(beside, directory.name), layers_per_shard(number))
-            yield number, ["--model", str(Path(beside, directory.name)), "--residency", "stream", "--cold"]
+            cut = Path(beside, directory.name)
+            command = [*THIMBLE, "reshard", str(directory), str(cut), "--layers-per-shard", number]
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            if done.returncode != 0:
+                raise SystemExit(done.stderr.strip())
+            yield number, ["--model", str(cut), "--residency", "stream", "--cold"]
 
 
 def _budget_variants(directory: Path, kv: str | None) -> Iterator[Variant]:
@@ -75,7 +80,7 @@ def _budget_variants(directory: Path, kv: str | None) -> Iterator[Variant]:
 
 def _measured(arguments: Sequence[str], options: list[str]) -> Figures:
     """What `thimble bench` says of one way; a later option wins over an earlier one."""
-    command = [sys.executable, "-m", "engine", *arguments, *options, "--compare", "", "--json"]
+    command = [*THIMBLE, *arguments, *options, "--compare", "", "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
         ending = f"killed by signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"

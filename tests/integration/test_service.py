@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -195,6 +196,15 @@ def test_metrics_show_load_and_compute_of_every_layer(service: Service, recordin
     assert 0.9 * stages <= layers <= stages
     assert service.metric('thimble_worker_resident_bytes{kind="anonymous"}') > 1 << 20
     assert service.metric('thimble_kv_cache_bytes{cache="cross"}') > 1 << 20
+
+
+def test_the_demos_table_shows_every_layer(service: Service, recordings: dict[str, Recording]) -> None:
+    """It once broke on a layer's new name while every other test passed."""
+    service.post(recordings["digits"].path)
+    module = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "demo.py"))
+    rows = [line.split()[:2] for line in module["layer_table"](service.metrics()).splitlines()[1:]]
+    encoder, decoder = (["stem", "0", "1", "2", "3", "ln_post"], ["0", "1", "2", "3", "ln", "embedding"])
+    assert rows == [["encoder", layer] for layer in encoder] + [["decoder", layer] for layer in decoder]
 
 
 def test_promtool_finds_no_fault_in_the_page(service: Service, recordings: dict[str, Recording]) -> None:
