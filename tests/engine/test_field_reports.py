@@ -96,7 +96,7 @@ def test_a18_a_prompt_is_never_said(hear: Hear, recordings: dict[str, Recording]
     "seconds",
     [
         pytest.param(27.0, marks=pytest.mark.slow),
-        29.5,
+        pytest.param(29.5, marks=pytest.mark.slow),
         30.0,
         pytest.param(30.4, marks=pytest.mark.slow),
         pytest.param(59.9, marks=pytest.mark.slow),

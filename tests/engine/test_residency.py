@@ -15,6 +15,7 @@ from engine.checkpoints import open_checkpoint
 from engine.convert import convert
 from engine.decoding import DecodingOptions
 from engine.dims import TILE_ROWS
+from engine.kv_cache import KV_POLICIES
 from engine.model import Whisper
 from engine.quantization import Weight
 from engine.shards.manifest import Manifest, read_manifest
@@ -58,9 +59,9 @@ def plans(manifest: Manifest) -> Iterator[Residency]:
         yield Residency(files, 2, TILE_ROWS)
 
 
-def results(store: ShardStore, log_mel: np.ndarray) -> list[np.ndarray]:
+def results(store: ShardStore, log_mel: np.ndarray, kv: str) -> list[np.ndarray]:
     """Of two windows: audio features, logits of every token, probabilities of a text."""
-    model, timings, out = Whisper(store, "int8"), LayerTimings(), []
+    model, timings, out = Whisper(store, kv), LayerTimings(), []
     for window in (log_mel, -log_mel):
         out.append(model.encoder.encode(window, whole(0, model.dims.n_audio_ctx), timings, lambda: None).copy())
         model.begin_window(window, timings, lambda: None)
@@ -80,14 +81,14 @@ def mapped_bytes(directory: Path) -> int:
     return sum(int(end, 16) - int(begin, 16) for begin, end in ends)
 
 
-@pytest.mark.parametrize("weights", ["f32", "f16", "int8"])
-def test_every_plan_gives_the_same_bits(weights: str, models: dict[str, Path], log_mel: np.ndarray) -> None:
+@pytest.mark.parametrize(("weights", "kv"), [("f32", "f32"), ("f16", "int8"), *(("int8", kv) for kv in KV_POLICIES)])
+def test_every_plan_gives_the_same_bits(weights: str, kv: str, models: dict[str, Path], log_mel: np.ndarray) -> None:
     resident = ShardStore(models[weights])
-    expected = results(resident, log_mel)
+    expected = results(resident, log_mel, kv)
     resident.close()
     for plan in plans(resident.manifest):
         store = ShardStore(models[weights], plan)
-        for found, wanted in zip(results(store, log_mel), expected, strict=True):
+        for found, wanted in zip(results(store, log_mel, kv), expected, strict=True):
             assert np.array_equal(found, wanted), plan
         store.close()
 

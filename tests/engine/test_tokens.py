@@ -18,7 +18,7 @@ def tokens_of(transcript: Transcript) -> list[int]:
     return [token for segment in transcript.segments for token in segment.tokens]
 
 
-@pytest.mark.parametrize("name", ["digits", "demo", "long"])
+@pytest.mark.parametrize("name", ["digits", "demo", pytest.param("long", marks=pytest.mark.slow)])
 def test_tokens_equal_those_recorded_on_x86(name: str, tiny_en: Path, recordings: dict[str, Recording]) -> None:
     transcript = Engine(tiny_en).transcribe(recordings[name].path, LayerTimings())
     assert tokens_of(transcript) == json.loads(GOLDEN.read_text())[name]

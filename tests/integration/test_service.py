@@ -375,7 +375,7 @@ def test_a_job_past_its_deadline_is_ended_and_the_next_is_right(
     tiny_en: Path, tmp_path: Path, recordings: dict[str, Recording], half_minute: Recording
 ) -> None:
     """By the worker itself, which goes on; one that is stuck is replaced."""
-    with running(tmp_path, MODEL=str(tiny_en), JOB_DEADLINE_SECONDS="8") as service:
+    with running(tmp_path, MODEL=str(tiny_en), JOB_DEADLINE_SECONDS="6") as service:
         rng = np.random.default_rng(0)
         samples, rate = soundfile.read(half_minute.path, dtype="float32")
         samples = np.tile(samples, 20) + 1e-4 * rng.standard_normal(20 * len(samples)).astype(np.float32)
