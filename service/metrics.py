@@ -25,7 +25,7 @@ LAYER_KINDS = {
     "wait": "Seconds that arithmetic stood still for a layer's weights, per load.",
     "compute": "Seconds of arithmetic that one pass over a layer took.",
 }
-RESTART_REASONS = ("max_jobs", "deadline", "out_of_memory", "killed", "crashed")
+RESTART_REASONS = ("max_jobs", "deadline", "model", "out_of_memory", "killed", "crashed")
 
 
 class _LayerSummaries(Collector):

@@ -30,6 +30,8 @@ PASSING_FAULTS = ("worker_died", "out_of_memory", "worker_unavailable")
 """A worker killed while loading, or no memory to start one: the next may well serve."""
 FETCHED_FOR = ("model_not_found", "model_outdated")
 """Faults that a fetch mends, where the model is a published one."""
+BROKEN_SHARDS = ("shard_corrupt", "shard_missing")
+"""A job's end that makes its worker's open files useless: the next worker verifies what is there now."""
 RECENT_WEIGHT = 0.2
 """Of the newest job in the running mean of seconds per job."""
 
@@ -225,7 +227,10 @@ class Supervisor:
             job.move(JobState.RUNNING)
             try:
                 async with asyncio.timeout(self._settings.job_deadline_seconds + DEADLINE_GRACE_SECONDS):
-                    self._settle(job, await self._answer(worker, job))
+                    answer = await self._answer(worker, job)
+                self._settle(job, answer)
+                if isinstance(answer, Failed) and answer.code in BROKEN_SHARDS:
+                    return "model"
             except TimeoutError:
                 seconds = self._settings.job_deadline_seconds
                 error = ServiceError(504, "deadline_exceeded", f"the job took longer than {seconds:g} s")

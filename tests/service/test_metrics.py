@@ -65,7 +65,7 @@ def test_layer_summaries_add_up(metrics: Metrics) -> None:
 
 
 def test_series_that_alerts_ask_for_are_there_before_anything_happens(metrics: Metrics) -> None:
-    for reason in ("max_jobs", "deadline", "out_of_memory", "killed", "crashed"):
+    for reason in ("max_jobs", "deadline", "model", "out_of_memory", "killed", "crashed"):
         assert value(metrics, f'thimble_worker_restarts_total{{reason="{reason}"}}') == 0
     assert value(metrics, 'thimble_refusals_total{code="queue_full"}') == 0
     assert (value(metrics, "thimble_ready"), value(metrics, "thimble_queue_capacity")) == (1, 8)

@@ -161,6 +161,22 @@ def test_the_kernels_kill_is_named_to_the_client_and_the_metric(play: Callable[[
     assert restarts(play(scene), "out_of_memory") == 3
 
 
+@pytest.mark.parametrize(("code", "n_workers"), [("shard_corrupt", 2), ("shard_missing", 2), ("bad_samples", 1)])
+def test_a_worker_whose_shards_broke_is_replaced(play: Callable[[Scene], Metrics], code: str, n_workers: int) -> None:
+    """What it has open is not what is there; a recording's own fault costs no worker."""
+
+    def breaks(worker: ScriptedWorker, message: Transcribe) -> Message:
+        return Failed(message.job, code, "decoder-02-04.safetensors ends early")
+
+    async def scene(supervisor: Supervisor, queue: JobQueue, job: Callable[[str], Job]) -> None:
+        ScriptedWorker.script = [breaks, finished]
+        assert await outcome(job("a")) == code
+        assert await outcome(job("b")) == " text"
+
+    assert restarts(play(scene), "model") == n_workers - 1
+    assert len(ScriptedWorker.started) == n_workers
+
+
 @pytest.mark.parametrize("reason", ["out_of_memory", "killed"])
 def test_one_kill_while_loading_costs_no_waiting_job(play: Callable[[Scene], Metrics], reason: str) -> None:
     """What may pass: another program held the memory a moment ago."""
