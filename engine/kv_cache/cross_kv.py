@@ -40,6 +40,16 @@ class CrossProjections:
     value_bias: Float32
 
 
+@dataclass(frozen=True, slots=True)
+class CrossWork:
+    """What one layer's cross-attention works with, as `CrossKVCache.attend` is given it."""
+
+    projections: CrossProjections
+    scratch: Float32
+    scores: Float32
+    observe: ScoreObserver | None
+
+
 class CrossKVCache(ABC):
     """One window's audio features, or the keys and values that each decoder layer makes of them.
 
@@ -105,7 +115,6 @@ class CrossKVCache(ABC):
             It is none of them.
         """
 
-    @abstractmethod
     def attend(
         self,
         layer: int,
@@ -123,6 +132,12 @@ class CrossKVCache(ABC):
         scores : flat, at least n_audio_ctx elements: so many rows of scores exist at a time, but for an observer
         observe : given every head's scores. A position that is left out has there the score of the one before it.
         """
+        q *= np.float32(self.d_head**-0.5)
+        self._attend(layer, q, CrossWork(projections, scratch, scores, observe))
+
+    @abstractmethod
+    def _attend(self, layer: int, q: Float32, work: CrossWork) -> None:
+        """As `attend`, q scaled by 1 / √d_head."""
 
     @property
     @abstractmethod
@@ -143,10 +158,10 @@ class CrossKVCache(ABC):
         """Of what is stored for `n_audio_ctx` positions, scales included."""
         return sum(prod(shape) * np.dtype(dtype).itemsize for shape, dtype in self._form.values())
 
-    def _tiles(self, n_rows: int, scores: Float32, observe: ScoreObserver | None) -> Iterator[tuple[slice, Float32]]:
+    def _tiles(self, n_rows: int, work: CrossWork) -> Iterator[tuple[slice, Float32]]:
         """Rows of a head a tile at a time, with room for their scores [rows, kept positions]; all at once for an observer."""
-        n = len(self._log_counts)
-        if observe is not None and scores.size < n_rows * n:
+        n, scores = len(self._log_counts), work.scores
+        if work.observe is not None and scores.size < n_rows * n:
             scores = np.empty(n_rows * n, np.float32)
         step = min(n_rows, scores.size // n)
         for start in range(0, n_rows, step):

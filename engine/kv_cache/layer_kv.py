@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engine.dims import Float32, ModelDimensions
 from engine.kernels.reference import linear
-from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
+from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, CrossWork
 from engine.kv_cache.heads import split_heads
 from engine.quantization import symmetric_scale
 
@@ -38,6 +38,18 @@ class _CrossKVByLayer(CrossKVCache):
     def _store(self, layer: int, k: Float32, v: Float32, scratch: Float32) -> None:
         """Take over k, v [n_head, kept positions, d_head]."""
 
+    def _attend(self, layer: int, q: Float32, work: CrossWork) -> None:
+        for head, q_head in enumerate(split_heads(q, self.n_head)):
+            keys, values = self._keys_and_values(layer, head, work.scratch)
+            for rows, tile in self._tiles(len(q), work):
+                np.matmul(q_head[rows], keys.T, out=tile)
+                self._weigh(layer, head, tile, work.observe)
+                np.matmul(tile, values, out=q_head[rows])
+
+    @abstractmethod
+    def _keys_and_values(self, layer: int, head: int, scratch: Float32) -> tuple[Float32, Float32]:
+        """A head's keys and values [kept positions, d_head], but for their scales: views, or written to `scratch`."""
+
 
 class CrossKVFloat32(_CrossKVByLayer):
     """The plain form."""
@@ -50,23 +62,9 @@ class CrossKVFloat32(_CrossKVByLayer):
         stored, n = self._arrays["kv"][:, layer], k.shape[1]
         stored[0, :, :n], stored[1, :, :n] = k, v
 
-    def attend(
-        self,
-        layer: int,
-        q: Float32,
-        projections: CrossProjections,
-        scratch: Float32,
-        scores: Float32,
-        observe: ScoreObserver | None = None,
-    ) -> None:
-        n = len(self._log_counts)
-        keys, values = self._arrays["kv"][:, layer]
-        q *= np.float32(self.d_head**-0.5)
-        for head, q_head in enumerate(split_heads(q, self.n_head)):
-            for rows, tile in self._tiles(len(q), scores, observe):
-                np.matmul(q_head[rows], keys[head, :n].T, out=tile)
-                self._weigh(layer, head, tile, observe)
-                np.matmul(tile, values[head, :n], out=q_head[rows])
+    def _keys_and_values(self, layer: int, head: int, scratch: Float32) -> tuple[Float32, Float32]:
+        keys, values = self._arrays["kv"][:, layer, head, : len(self._log_counts)]
+        return keys, values
 
 
 class CrossKVInt8(_CrossKVByLayer):
@@ -89,26 +87,15 @@ class CrossKVInt8(_CrossKVByLayer):
                 np.divide(heads[head], scale, out=divided)
                 codes[index, layer, head, :n] = np.rint(divided, out=divided)
 
-    def attend(
-        self,
-        layer: int,
-        q: Float32,
-        projections: CrossProjections,
-        scratch: Float32,
-        scores: Float32,
-        observe: ScoreObserver | None = None,
-    ) -> None:
-        n = len(self._log_counts)
-        codes = self._arrays["codes"][:, layer]
+    def _attend(self, layer: int, q: Float32, work: CrossWork) -> None:
         k_scales, v_scales = self._arrays["scales"][:, layer]
         q *= k_scales.reshape(-1)
-        q *= np.float32(self.d_head**-0.5)
-        keys, values = scratch[: 2 * n * self.d_head].reshape(2, n, self.d_head)
-        for head, q_head in enumerate(split_heads(q, self.n_head)):
-            np.copyto(keys, codes[0, head, :n])
-            np.copyto(values, codes[1, head, :n])
-            for rows, tile in self._tiles(len(q), scores, observe):
-                np.matmul(q_head[rows], keys.T, out=tile)
-                self._weigh(layer, head, tile, observe)
-                np.matmul(tile, values, out=q_head[rows])
+        super()._attend(layer, q, work)
         q *= v_scales.reshape(-1)
+
+    def _keys_and_values(self, layer: int, head: int, scratch: Float32) -> tuple[Float32, Float32]:
+        n = len(self._log_counts)
+        keys, values = scratch[: 2 * n * self.d_head].reshape(2, n, self.d_head)
+        np.copyto(keys, self._arrays["codes"][0, layer, head, :n])
+        np.copyto(values, self._arrays["codes"][1, layer, head, :n])
+        return keys, values

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.dims import Float32, ModelDimensions
-from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, ScoreObserver
+from engine.kv_cache.cross_kv import CrossKVCache, CrossProjections, CrossWork
 from engine.kv_cache.heads import split_heads
 from engine.quantization import Weight, symmetric_scale
 
@@ -36,49 +36,31 @@ class _CrossKVShared(CrossKVCache):
     ) -> None:
         raise ValueError(f"layer {layer} has no keys and values of its own: the audio features serve all of them")
 
-    def attend(
-        self,
-        layer: int,
-        q: Float32,
-        projections: CrossProjections,
-        scratch: Float32,
-        scores: Float32,
-        observe: ScoreObserver | None = None,
-    ) -> None:
+    def _attend(self, layer: int, q: Float32, work: CrossWork) -> None:
         n_state, n = q.shape[1], self._n_positions
-        n_together = max(1, min(PRODUCT_ELEMENTS // n_state, scores.size // n))
-        n_rows = len(q) if observe is not None else n_together
-        q *= np.float32(self.d_head**-0.5)
+        n_together = max(1, min(PRODUCT_ELEMENTS // n_state, work.scores.size // n))
+        n_rows = len(q) if work.observe is not None else n_together
         for start in range(0, len(q), n_rows):
             rows = split_heads(q[start : start + n_rows], self.n_head)
             n_heads = max(1, n_together // rows.shape[1])
             for first in range(0, self.n_head, n_heads):
-                self._attend_heads(layer, first, rows[first : first + n_heads], projections, scratch, scores, observe)
-        q += projections.value_bias
+                self._attend_heads(layer, first, rows[first : first + n_heads], work)
+        q += work.projections.value_bias
 
-    def _attend_heads(
-        self,
-        layer: int,
-        first: int,
-        rows: Float32,
-        projections: CrossProjections,
-        scratch: Float32,
-        scores: Float32,
-        observe: ScoreObserver | None,
-    ) -> None:
+    def _attend_heads(self, layer: int, first: int, rows: Float32, work: CrossWork) -> None:
         """Some heads' rows [heads, n, d_head], the first head's number being `first`, together; they become the result."""
         n_heads, n, _ = rows.shape
         absorbed: Float32 = np.empty((n_heads, n, self._shape[1]), np.float32)
         for i in range(n_heads):
-            np.matmul(rows[i], self._rows(projections.key, first + i, scratch), out=absorbed[i])
-        ((_, tile),) = self._tiles(n_heads * n, scores, observe)
+            np.matmul(rows[i], self._rows(work.projections.key, first + i, work.scratch), out=absorbed[i])
+        ((_, tile),) = self._tiles(n_heads * n, work)
         flat = absorbed.reshape(n_heads * n, -1)
-        self._score(flat, scratch, tile)
+        self._score(flat, work.scratch, tile)
         for i in range(n_heads):
-            self._weigh(layer, first + i, tile[i * n : (i + 1) * n], observe)
-        self._mix(tile, scratch, flat)
+            self._weigh(layer, first + i, tile[i * n : (i + 1) * n], work.observe)
+        self._mix(tile, work.scratch, flat)
         for i in range(n_heads):
-            np.matmul(absorbed[i], self._rows(projections.value, first + i, scratch).T, out=rows[i])
+            np.matmul(absorbed[i], self._rows(work.projections.value, first + i, work.scratch).T, out=rows[i])
 
     def _rows(self, weight: Weight, head: int, scratch: Float32) -> Float32:
         """A head's rows of a projection, float32 [d_head, n_state]."""
