@@ -54,7 +54,8 @@ class ShardStore:
         self._opened: dict[str, tuple[BinaryIO, TensorFileHeader]] = {}
         self._pinned: dict[Piece, Reading] = {}
         try:
-            for file in self.manifest.files:
+            # What is needed first is read last: under a limit that does not hold the whole model, it is still there.
+            for file in reversed(self.manifest.files):
                 self._opened[file.file] = open_verified(directory, self.manifest, file)
         except BaseException:
             _close_all(self._opened)

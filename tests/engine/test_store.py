@@ -95,7 +95,7 @@ def test_a39_swapped_shards_are_refused(model: Path) -> None:
     a.rename(model / "x")
     b.rename(a)
     (model / "x").rename(b)
-    with pytest.raises(ShardCorrupt, match="encoder-00-02"):
+    with pytest.raises(ShardCorrupt, match=r"(en|de)coder-00-02"):
         ShardStore(model)
 
 
