@@ -16,17 +16,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
+from engine.arena import Arena
 from engine.decoding import DecodingOptions
 from engine.dims import Float32
-from engine.kv_cache import KV_POLICIES, CrossKVCache, SelfKVCache
+from engine.kv_cache import KV_POLICIES, CrossKVCache, SelfKVCache, make_caches
 from engine.model.decoder import TextDecoder
 from engine.model.encoder import AudioEncoder
+from engine.model.whisper import window_rooms
 from engine.progress import show_progress
 from engine.tail import Positions
 from engine.timings import LayerTimings
 from engine.transcribe import Engine
 from engine.wer import Score, Scorer, read_rows
-from tests.caches import make_caches
 
 MIXED = {"f32, self int8": ("int8", "f32"), "int8, self f32": ("f32", "int8")}
 """Policies of the self and the cross K/V."""
@@ -50,10 +51,13 @@ class RememberingEncoder:
 
 
 class TimedDecoder(TextDecoder):
-    """Keeps the seconds of every step that feeds one token, and of every window's beginning."""
+    """Keeps the seconds of every step that feeds one token, and of every window's beginning; in an arena of its own."""
 
     def __init__(self, engine: Engine, self_kv: SelfKVCache, cross_kv: CrossKVCache) -> None:
-        super().__init__(engine._store, self_kv, cross_kv, engine._model.decoder._scratch)
+        arena = Arena(window_rooms(engine._model.dims, self_kv, cross_kv))
+        self_kv.bind(arena)
+        cross_kv.bind(arena)
+        super().__init__(engine._store, self_kv, cross_kv, arena)
         self.kv_bytes = self_kv.n_bytes, cross_kv.n_bytes
         self.token_seconds: list[float] = []
         self.begin_seconds: list[float] = []
@@ -78,7 +82,7 @@ def engines(directory: Path) -> tuple[dict[str, Engine], dict[str, TimedDecoder]
         for_self, for_cross = MIXED.get(name, (name, name))
         made[name] = engine = Engine(directory, for_cross)
         dims = engine._model.dims
-        decoders[name] = TimedDecoder(engine, make_caches(for_self, dims, 5)[0], make_caches(for_cross, dims)[1])
+        decoders[name] = TimedDecoder(engine, make_caches(for_self, dims)[0], make_caches(for_cross, dims)[1])
         engine._model.decoder = decoders[name]
     encoder = RememberingEncoder(made["f32"]._model.encoder)
     for engine in made.values():
