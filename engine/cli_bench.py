@@ -79,13 +79,15 @@ def _words_wrong(heard: list[tuple[Row, str]]) -> float:
 
 
 def _memory() -> dict[str, float]:
+    from engine.memory import control_group_peak
+
     status: dict[str, Any] = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         # proc(5): kB are KiB
         "peak_resident_bytes": int(status["VmHWM"].split()[0]) << 10,
         "anonymous_bytes": int(status["RssAnon"].split()[0]) << 10,
         "file_bytes": int(status["RssFile"].split()[0]) << 10,
-        "control_group_peak_bytes": _control_group_peak(),
+        "control_group_peak_bytes": control_group_peak(),
     }
 
 
@@ -115,18 +117,3 @@ def _print_tables(timings: LayerTimings, figures: dict[str, float]) -> None:
 
 def _milliseconds(tally: Tally | None) -> float:
     return 0.0 if tally is None else 1e3 * tally.seconds
-
-
-def _control_group_peak() -> int:
-    """Bytes, page cache counted, of the group that this process is in (cgroups(7)); 0 where there is none to be read."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "memory":
-            file = Path("/sys/fs/cgroup/memory" + path, "memory.max_usage_in_bytes")
-        elif controllers == "":
-            file = Path("/sys/fs/cgroup" + path, "memory.peak")
-        else:
-            continue
-        if file.exists():
-            return int(file.read_text())
-    return 0

@@ -68,7 +68,8 @@ def _shard_variants(directory: Path, kv: str | None) -> Iterator[Variant]:
 def _budget_variants(directory: Path, kv: str | None) -> Iterator[Variant]:
     """From all weights in memory to the least, in even steps of the plans that there are."""
     import engine.transcribe  # noqa: F401 - what a process with an engine has loaded belongs to its size
-    from engine.plan import KV_CHOICES, all_plans, resident_bytes
+    from engine.memory import resident_bytes
+    from engine.plan import KV_CHOICES, all_plans
     from engine.shards.manifest import read_manifest
 
     plans = all_plans(read_manifest(directory), resident_bytes(), KV_CHOICES[:1] if kv is None else (kv,))

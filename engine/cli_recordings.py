@@ -42,7 +42,10 @@ def load_engine(args: argparse.Namespace, models: Path) -> Engine:
     from engine.published import find_model
     from engine.transcribe import Engine
 
-    return Engine(find_model(models, args.model, args.weights), args.kv, args.residency or "resident", args.tail, args.budget)
+    directory = find_model(models, args.model, args.weights)
+    if args.residency is None and args.budget is None:
+        return Engine.within_what_is_left(directory, args.kv, args.tail)
+    return Engine(directory, args.kv, args.residency or "resident", args.tail, args.budget)
 
 
 def transcribe(args: argparse.Namespace, models: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from engine.errors import MemoryBudgetExceeded
 from engine.model import arena_bytes
@@ -135,8 +133,3 @@ def _residencies(manifest: Manifest) -> Iterator[Residency]:
         for n_pinned in range(len(layers), -1, -1):
             for slots in (2, 1):
                 yield replace(stream, pinned=frozenset(beside | set(layers[:n_pinned])), slots=slots)
-
-
-def resident_bytes() -> int:
-    """Of this process, now (proc(5), statm)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

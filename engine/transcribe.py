@@ -10,10 +10,11 @@ from pathlib import Path
 from engine.audio import read_blocks
 from engine.decoding import DecodingOptions
 from engine.dims import SAMPLE_RATE, Float32
-from engine.errors import AudioTooLong, Cancelled
+from engine.errors import AudioTooLong, Cancelled, MemoryBudgetExceeded
 from engine.mel import LogMel
+from engine.memory import available_budget, resident_bytes
 from engine.model import Whisper
-from engine.plan import KV_CHOICES, make_plan, resident_bytes
+from engine.plan import KV_CHOICES, make_plan
 from engine.seek import SeekLoop
 from engine.segments import SECONDS_PER_FRAME, Segment
 from engine.shards.manifest import read_manifest
@@ -23,6 +24,8 @@ from engine.timings import LayerTimings
 from engine.tokenizer import Tokenizer
 
 DEFAULT_OPTIONS = DecodingOptions()
+SLACK_BYTES = 1 << 20
+"""A process grows a little between two looks at what its least would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,21 @@ class Engine:
         self.model_bytes = self._store.manifest.n_bytes
         self.weights = self._store.manifest.weights
         self.kv_bytes = {"self": self._model.self_kv_bytes, "cross": self._model.cross_kv_bytes}
+
+    @classmethod
+    def within_what_is_left(cls, directory: Path, kv: str | None = None, tail: str = "merged") -> Engine:
+        """The model as the memory allows that the control group and the machine have left.
+
+        Where that is too little it runs as small as it goes, since nobody asked for so little; where nothing says how much
+        there is, all of it stays mapped.
+
+        Parameters and errors are the class's.
+        """
+        budget = available_budget()
+        try:
+            return cls(directory, kv, tail=tail, budget_bytes=budget)
+        except MemoryBudgetExceeded as error:
+            return cls(directory, kv, tail=tail, budget_bytes=error.least_bytes + SLACK_BYTES)
 
     def transcribe(
         self,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.decoding import DecodingOptions
-from engine.errors import Cancelled, EngineError, ManifestInvalid, MemoryBudgetExceeded, ModelOutdated
+from engine.errors import Cancelled, EngineError, ManifestInvalid, ModelOutdated
 from engine.languages import LANGUAGES
 from engine.published import MODELS, find_model
 from engine.timings import LayerTimings
@@ -37,10 +37,7 @@ from service.protocol import (
     decode,
     encode,
 )
-from service.worker_memory import default_budget
 
-SLACK_BYTES = 1 << 20
-"""A process grows a little between two looks at what its least would be."""
 PROTOCOL_DESCRIPTORS = 3, 4
 """Where the pipes are kept, so that nothing that prints or reads can touch them."""
 
@@ -88,13 +85,9 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 def _load(request: Load) -> Engine:
     directory = find_model(Path(request.models_dir), request.model, request.weights)
-    budget = request.budget_bytes
-    if request.residency is not None or budget is not None or (budget := default_budget()) is None:
-        return Engine(directory, request.kv, request.residency or "resident", request.tail, budget)
-    try:
-        return Engine(directory, request.kv, tail=request.tail, budget_bytes=budget)
-    except MemoryBudgetExceeded as error:  # nobody asked for so little: run as small as it goes
-        return Engine(directory, request.kv, tail=request.tail, budget_bytes=error.least_bytes + SLACK_BYTES)
+    if request.residency is None and request.budget_bytes is None:
+        return Engine.within_what_is_left(directory, request.kv, request.tail)
+    return Engine(directory, request.kv, request.residency or "resident", request.tail, request.budget_bytes)
 
 
 def _options(decoding: dict[str, Any]) -> DecodingOptions:
