@@ -86,8 +86,11 @@ def _parser() -> argparse.ArgumentParser:
 
     foresee = commands.add_parser("plan", help="say what a model costs within a memory budget, before it runs")
     foresee.add_argument("name", metavar="MODEL", help="a name or a directory")
-    foresee.add_argument("--budget", type=size, required=True, help="memory of the whole process: 90M")
+    budget = environment.get("THIMBLE_MEMORY_BUDGET") or None
+    foresee.add_argument("--budget", type=size, default=budget, help="memory of the whole process: 90M (default: what is left)")
     foresee.add_argument("--read-bps", type=size, help="what the storage reads a second: 50M")
+    times = "what bench --json printed of a recording: say how long the same would take"
+    foresee.add_argument("--times", type=Path, metavar="FILE", help=times)
     foresee.add_argument("--weights", **weights)
     _add_kv_option(foresee)
     foresee.add_argument("--json", action="store_true")
@@ -134,7 +137,9 @@ def _model_options(weights: dict[str, Any]) -> argparse.ArgumentParser:
     residency = environment.get("THIMBLE_RESIDENCY")
     ways.add_argument("--residency", choices=RESIDENCY, default=residency, help="keep shards mapped, or stream them")
     budget = environment.get("THIMBLE_MEMORY_BUDGET") or None
-    ways.add_argument("--budget", type=size, default=budget, help="memory of the whole process, as 90M: how to run follows")
+    ways.add_argument(
+        "--budget", type=size, default=budget, help="memory of the whole process, as 90M: how to run follows (what is left)"
+    )
     tail = environment.get("THIMBLE_TAIL", "merged")
     options.add_argument("--tail", choices=TAIL, default=tail, help="merge the silence behind short sound, or compute it whole")
     options.add_argument("--threads", type=int, default=environment.get("THIMBLE_THREADS", "1"), help="BLAS threads")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from pathlib import Path
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -27,23 +28,21 @@ def size(text: str) -> int:
 def plan(args: argparse.Namespace, models: Path) -> None:
     """Print the plan; a budget that does not do ends the command with what would."""
     import engine.transcribe  # noqa: F401 - what a process with an engine has loaded belongs to its size
-    from engine.plan import KV_CHOICES, make_plan, resident_bytes
+    from engine.forecast import forecast, read_work
+    from engine.memory import available_budget, resident_bytes
+    from engine.plan import KV_CHOICES, make_plan
     from engine.published import find_model
     from engine.shards.manifest import read_manifest
 
     manifest = read_manifest(find_model(models, args.name, args.weights))
-    made = make_plan(manifest, args.budget, resident_bytes(), KV_CHOICES if args.kv is None else (args.kv,))
-    seconds = {}
-    if args.read_bps is not None:
-        seconds = {
-            "window_read_seconds": made.window_read_bytes / args.read_bps,
-            "token_read_seconds": made.token_read_bytes / args.read_bps,
-        }
+    budget = args.budget or available_budget() or sys.maxsize
+    made = make_plan(manifest, budget, resident_bytes(), KV_CHOICES if args.kv is None else (args.kv,))
+    seconds = forecast(made, args.read_bps, read_work(args.times) if args.times else None)
     if args.json:
-        print(json.dumps({"budget_bytes": args.budget} | made.to_json() | seconds))
+        print(json.dumps({"budget_bytes": budget} | made.to_json() | seconds))
         return
     rows = [
-        ("budget", args.budget),
+        ("budget", budget),
         ("peak", made.peak_bytes),
         ("  process", made.process_bytes),
         ("  work", made.work_bytes),
@@ -53,11 +52,12 @@ def plan(args: argparse.Namespace, models: Path) -> None:
         ("read a token", made.token_read_bytes),
     ]
     for name, n_bytes in rows:
-        print(f"{name:14} {n_bytes / (1 << 20):8.1f} MiB")
+        print(f"{name:20} {n_bytes / (1 << 20):8.1f} MiB")
     for name, value in seconds.items():
-        print(f"{name.replace('_', ' '):20} {value:8.3f}, at least")
+        print(f"{name.replace('_', ' '):20} {value:8.3f}")
     pinned = sorted(made.residency.pinned)
-    print(f"K/V           {made.kv}")
-    print(f"stays mapped   {', '.join(pinned) or 'nothing'}")
     n_streamed = sum(file.stack != "tokenizer" for file in manifest.files) - len(pinned)
-    print(f"streamed       {n_streamed} files through {made.residency.slots} slots" if n_streamed else "streamed       nothing")
+    ahead = "the next one read ahead" if made.residency.slots > 1 else "one at a time"
+    print(f"{'K/V':20} {made.kv}")
+    print(f"{'stays mapped':20} {', '.join(pinned) or 'nothing'}")
+    print(f"{'streamed':20} {f'{n_streamed} files, {ahead}' if n_streamed else 'nothing'}")
