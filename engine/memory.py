@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-MARGIN_BYTES = 8 << 20
-"""Left to the others: whoever takes the recordings in, pages of these, what the kernel itself needs."""
+UNTOUCHED_BYTES = 8 << 20
+"""A budget may be this much above what is left: a plan counts what short recordings never touch (engine/DESIGN.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def resident_bytes(root: Path = Path("/")) -> int:
     return int(_text(root / "proc/self/statm").split()[1]) * mmap.PAGESIZE
 
 
-def available_budget(root: Path = Path("/")) -> int | None:
+def available_budget(others_bytes: int = 0, root: Path = Path("/")) -> int | None:
     """Resident bytes that this process may have: those it has, and what the control group and the machine have left.
 
     Page cache counts as left, for the kernel drops it where somebody needs room. That holds for pages of this process's own
@@ -48,6 +48,8 @@ def available_budget(root: Path = Path("/")) -> int | None:
 
     Parameters
     ----------
+    others_bytes : int
+        What others will want beside this process, of the same memory.
     root : Path
         Below which `proc` and `sys` are.
 
@@ -64,7 +66,7 @@ def available_budget(root: Path = Path("/")) -> int | None:
             left.append(int(limit) - kept)
     if "MemAvailable:" in (meminfo := _fields(root / "proc/meminfo")):
         left.append(meminfo["MemAvailable:"] << 10)  # proc(5): kB are KiB
-    return max(1, resident_bytes(root) + min(left) - MARGIN_BYTES) if left else None
+    return max(1, resident_bytes(root) + min(left) + UNTOUCHED_BYTES - others_bytes) if left else None
 
 
 def control_group_peak(root: Path = Path("/")) -> int:

@@ -110,15 +110,15 @@ class Engine:
         self.kv_bytes = {"self": self._model.self_kv_bytes, "cross": self._model.cross_kv_bytes}
 
     @classmethod
-    def within_what_is_left(cls, directory: Path, kv: str | None = None, tail: str = "merged") -> Engine:
+    def within_what_is_left(cls, directory: Path, kv: str | None = None, tail: str = "merged", others_bytes: int = 0) -> Engine:
         """The model as the memory allows that the control group and the machine have left.
 
         Where that is too little it runs as small as it goes, since nobody asked for so little; where nothing says how much
         there is, all of it stays mapped.
 
-        Parameters and errors are the class's.
+        Errors and parameters are the class's, and `others_bytes` those of `available_budget`.
         """
-        budget = available_budget()
+        budget = available_budget(others_bytes)
         try:
             return cls(directory, kv, tail=tail, budget_bytes=budget)
         except MemoryBudgetExceeded as error:

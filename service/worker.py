@@ -38,6 +38,8 @@ from service.protocol import (
     encode,
 )
 
+OTHERS_BYTES = 16 << 20
+"""For a front end that takes in an upload, pages of the recording, and what the kernel needs for both (service/DESIGN.md)."""
 PROTOCOL_DESCRIPTORS = 3, 4
 """Where the pipes are kept, so that nothing that prints or reads can touch them."""
 
@@ -86,7 +88,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 def _load(request: Load) -> Engine:
     directory = find_model(Path(request.models_dir), request.model, request.weights)
     if request.residency is None and request.budget_bytes is None:
-        return Engine.within_what_is_left(directory, request.kv, request.tail)
+        return Engine.within_what_is_left(directory, request.kv, request.tail, OTHERS_BYTES)
     return Engine(directory, request.kv, request.residency or "resident", request.tail, request.budget_bytes)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.memory import MARGIN_BYTES, available_budget, control_group_peak, resident_bytes
+from engine.memory import UNTOUCHED_BYTES, available_budget, control_group_peak, resident_bytes
 
 MIB = 1 << 20
 OWN_PAGES = 9000
@@ -40,7 +40,8 @@ def v2(root: Path, group: str, limit: str, usage: int) -> None:
 
 def test_what_the_group_has_left_but_for_page_cache(machine: Path) -> None:
     v2(machine, "", str(200 * MIB), 110_000_000)
-    assert available_budget(machine) == OWN + 200 * MIB - (110_000_000 - 40_000_000) - MARGIN_BYTES
+    assert available_budget(root=machine) == OWN + 200 * MIB - (110_000_000 - 40_000_000) + UNTOUCHED_BYTES
+    assert available_budget(5 * MIB, machine) == OWN + 195 * MIB - 70_000_000 + UNTOUCHED_BYTES
     assert control_group_peak(machine) == 110_000_007
 
 
@@ -49,7 +50,7 @@ def test_a_group_above_may_leave_less(machine: Path) -> None:
     write(machine, "proc/self/cgroup", "0::/boxes.slice/thimble.service\n")
     v2(machine, "/boxes.slice/thimble.service", "max", 80_000_000)
     v2(machine, "/boxes.slice", str(150 * MIB), 140_000_000)
-    assert available_budget(machine) == OWN + 150 * MIB - 100_000_000 - MARGIN_BYTES
+    assert available_budget(root=machine) == OWN + 150 * MIB - 100_000_000 + UNTOUCHED_BYTES
     assert control_group_peak(machine) == 80_000_007
 
 
@@ -62,32 +63,32 @@ def test_version_one_in_a_container(machine: Path, path: str) -> None:
     write(machine, directory + "memory.usage_in_bytes", "70000000\n")
     write(machine, directory + "memory.max_usage_in_bytes", "71000000\n")
     write(machine, directory + "memory.stat", "cache 1\ntotal_cache 30000000\ntotal_shmem 1000000\n")
-    assert available_budget(machine) == OWN + 100 * MIB - 41_000_000 - MARGIN_BYTES
+    assert available_budget(root=machine) == OWN + 100 * MIB - 41_000_000 + UNTOUCHED_BYTES
     assert control_group_peak(machine) == 71_000_000
 
 
 def test_the_machine_may_have_less_than_the_limit_allows(machine: Path) -> None:
     v2(machine, "", str(2000 * MIB), 110_000_000)
-    assert available_budget(machine) == OWN + (400_000 << 10) - MARGIN_BYTES
+    assert available_budget(root=machine) == OWN + (400_000 << 10) + UNTOUCHED_BYTES
 
 
 @pytest.mark.parametrize("limit", [None, "max"], ids=["no group", "no limit"])
 def test_without_a_limit_the_machine_tells(machine: Path, limit: str | None) -> None:
     if limit is not None:
         v2(machine, "", limit, 110_000_000)
-    assert available_budget(machine) == OWN + (400_000 << 10) - MARGIN_BYTES
+    assert available_budget(root=machine) == OWN + (400_000 << 10) + UNTOUCHED_BYTES
 
 
 def test_a_machine_that_says_nothing_gives_no_budget(machine: Path) -> None:
     (machine / "proc/meminfo").unlink()
     (machine / "proc/self/cgroup").unlink()
-    assert available_budget(machine) is None
+    assert available_budget(root=machine) is None
     assert control_group_peak(machine) == 0
 
 
 def test_a_group_that_is_full_leaves_the_least_there_is(machine: Path) -> None:
     v2(machine, "", "1000000", 110_000_000)
-    assert available_budget(machine) == 1
+    assert available_budget(root=machine) == 1
 
 
 def test_this_machine_says_something() -> None:

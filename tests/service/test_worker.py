@@ -13,7 +13,7 @@ from service.protocol import Load
 
 
 def loaded(model: Path, monkeypatch: pytest.MonkeyPatch, left: int | None, **asked: object) -> Engine:
-    monkeypatch.setattr(transcribe, "available_budget", lambda: left)
+    monkeypatch.setattr(transcribe, "available_budget", lambda others_bytes: {worker.OTHERS_BYTES: left}[others_bytes])
     request = {"kv": None, "residency": None, "tail": "merged", "budget_bytes": None} | asked
     return worker._load(Load(str(model), "", "int8", **request))  # type: ignore[arg-type]
 
